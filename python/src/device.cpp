@@ -70,11 +70,12 @@ std::string written(const Trace& trace, Write write) {
 void bind_info(nb::module_& module) {
   nb::class_<DeviceInfo>(module, "DeviceInfo", "What a device is, or why there is none.")
       .def_ro("name", &DeviceInfo::name, "What Device() takes: \"cpu\", \"cuda:0\".")
-      .def_ro("available", &DeviceInfo::available)
+      .def_ro("available", &DeviceInfo::available, "Whether Device() can open it.")
       .def_ro("reason", &DeviceInfo::reason, "Why it is not available; empty when it is.")
       .def_ro("description", &DeviceInfo::description, "The processor, and what kernels use of it.")
-      .def_ro("compute_units", &DeviceInfo::compute_units)
-      .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+      .def_ro("compute_units", &DeviceInfo::compute_units,
+              "The number of cores or multiprocessors.")
+      .def_ro("memory_bytes", &DeviceInfo::memory_bytes, "The bytes of its memory.")
       .def("__repr__", [](const DeviceInfo& info) {
         return "gyre.DeviceInfo(" + info.name + ": " +
                (info.available ? info.description : "not available, " + info.reason) + ")";
@@ -82,20 +83,23 @@ void bind_info(nb::module_& module) {
   nb::class_<MemoryUse>(module, "MemoryUse", "What a device's tensors take.")
       .def_ro("in_use_bytes", &MemoryUse::in_use_bytes, "Bytes of blocks that tensors hold.")
       .def_ro("cached_bytes", &MemoryUse::cached_bytes, "Bytes of blocks kept for reuse.")
-      .def_ro("system_allocations", &MemoryUse::system_allocations)
-      .def_ro("reuses", &MemoryUse::reuses);
+      .def_ro("system_allocations", &MemoryUse::system_allocations,
+              "How often memory was taken from the system.")
+      .def_ro("reuses", &MemoryUse::reuses, "How often a cached block was used again.");
   nb::class_<Trace>(module, "Trace", "What ran between start_trace() and stop_trace().")
-      .def("__len__", [](const Trace& trace) { return trace.events.size(); })
-      .def_ro("dropped", &Trace::dropped, "Commands beyond the limit of one trace.")
+      .def(
+          "__len__", [](const Trace& trace) { return trace.events.size(); },
+          "Returns the number of commands.")
+      .def_ro("dropped", &Trace::dropped, "The number of commands beyond the limit of one trace.")
       .def(
           "text", [](const Trace& trace) { return written(trace, &Trace::write_text); },
-          "One line per command.")
+          "Returns one line per command.")
       .def(
           "table", [](const Trace& trace) { return written(trace, &Trace::write_table); },
-          "Count, total, least and most time per kernel.")
+          "Returns a table with the count and the total, least and greatest time of each kernel.")
       .def(
           "chrome", [](const Trace& trace) { return written(trace, &Trace::write_chrome); },
-          "JSON for Perfetto and chrome://tracing.");
+          "Returns JSON for Perfetto and chrome://tracing.");
 }
 
 }  // namespace
@@ -126,9 +130,13 @@ void bind_device(nb::module_& module) {
           "spin_us is how long an idle worker polls. pool_limit_bytes limits the freed memory that "
           "is kept for reuse. kernel_cache is the folder of compiled CUDA kernels, or \"off\". "
           "check_each_launch waits after each CUDA command, so that an error names it.")
-      .def_prop_ro("name", [](const Device& device) { return device.info().name; })
-      .def_prop_ro("info", [](const Device& device) { return device.info(); })
-      .def("memory", &Device::memory)
+      .def_prop_ro(
+          "name", [](const Device& device) { return device.info().name; },
+          "The name that opens it, such as \"cpu\".")
+      .def_prop_ro(
+          "info", [](const Device& device) { return device.info(); }, "What the device is.")
+      .def("memory", &Device::memory,
+           "Returns how much memory tensors hold and how much is cached.")
       .def(
           "trim", [](const Device& device) { without_gil([&] { device.trim(); }); },
           "Gives cached memory back to the system.")
@@ -138,8 +146,10 @@ void bind_device(nb::module_& module) {
       .def_prop_ro("stream", &Device::stream,
                    "The CUDA stream that everything runs on, as a number; 0 if there is none.")
       .def("start_trace", &Device::start_trace, "Times every command from here on.")
-      .def("stop_trace",
-           [](const Device& device) { return without_gil([&] { return device.stop_trace(); }); })
+      .def(
+          "stop_trace",
+          [](const Device& device) { return without_gil([&] { return device.stop_trace(); }); },
+          "Ends the trace and returns what ran since start_trace().")
       .def(
           "__eq__",
           [](const Device& a, nb::handle b) {

@@ -3,11 +3,11 @@
 namespace gyre::python {
 
 void bind_encoder(nb::module_& module) {
-  nb::class_<Fence>(module, "Fence", "Submitted work. Dropping it cancels nothing.")
+  nb::class_<Fence>(module, "Fence", "A handle of submitted work. Dropping it cancels nothing.")
       .def(
           "wait", [](const Fence& fence) { without_gil([&] { fence.wait(); }); },
           "Waits for the work; raises what went wrong while it ran. Other threads run meanwhile.")
-      .def_prop_ro("done", &Fence::done)
+      .def_prop_ro("done", &Fence::done, "Whether the work is complete.")
       .def("__repr__", [](const Fence& fence) {
         return std::string("gyre.Fence(") + (fence.done() ? "done" : "running") + ")";
       });
@@ -16,9 +16,11 @@ void bind_encoder(nb::module_& module) {
       module, "Graph",
       "A recorded list, ready to run any number of times with the same memory. It holds what it "
       "uses.")
-      .def("replay", [](const Graph& graph) { return without_gil([&] { return graph.replay(); }); })
-      .def_prop_ro("size", &Graph::size, "Commands.")
-      .def("__len__", &Graph::size)
+      .def(
+          "replay", [](const Graph& graph) { return without_gil([&] { return graph.replay(); }); },
+          "Runs the list once more and returns its fence.")
+      .def_prop_ro("size", &Graph::size, "The number of commands.")
+      .def("__len__", &Graph::size, "Returns the number of commands.")
       .def("__repr__", [](const Graph& graph) {
         return "gyre.Graph(" + std::to_string(graph.size()) + " commands)";
       });
@@ -32,14 +34,15 @@ void bind_encoder(nb::module_& module) {
       .def(
           "__init__",
           [](Encoder* self, const DeviceLike& device) { new (self) Encoder(device_of(device)); },
-          "device"_a = "cpu")
-      .def_prop_ro("device", &Encoder::device)
-      .def_prop_ro("size", &Encoder::size, "Commands recorded so far.")
-      .def("__len__", &Encoder::size)
-      .def_prop_ro("barriers", &Encoder::barriers, "Commands that wait for earlier ones.")
+          "device"_a = "cpu", "Records for a device, or for the shared device of a name.")
+      .def_prop_ro("device", &Encoder::device, "The device that it records for.")
+      .def_prop_ro("size", &Encoder::size, "The number of commands recorded so far.")
+      .def("__len__", &Encoder::size, "Returns the number of commands.")
+      .def_prop_ro("barriers", &Encoder::barriers,
+                   "The number of commands that wait for earlier ones.")
       .def(
           "submit", [](Encoder& encoder) { return without_gil([&] { return encoder.submit(); }); },
-          "Runs the list once and leaves the encoder empty.")
+          "Runs the list once, leaves the encoder empty and returns a fence.")
       .def(
           "submit_on",
           [](Encoder& encoder, uint64_t stream) {
@@ -53,9 +56,11 @@ void bind_encoder(nb::module_& module) {
       .def(
           "instantiate",
           [](Encoder& encoder) { return without_gil([&] { return encoder.instantiate(); }); },
-          "Keeps the list for replay and leaves the encoder empty.")
+          "Returns the list as a graph for replay and leaves the encoder empty.")
       .def("clear", &Encoder::clear, "Drops what was recorded.")
-      .def("__enter__", [](nb::object self) { return self; })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Encoder"), "Returns the encoder itself.")
       .def(
           "__exit__",
           [](Encoder& encoder, const nb::object& type, const nb::object&, const nb::object&) {

@@ -161,7 +161,7 @@ BoundTensor consume(nb::handle capsule, const std::optional<Device>& device,
 
 // The producer's C functions, or null. Types are kept alive; a few are enough.
 const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
-  constexpr size_t kMostTypes = 16;
+  constexpr size_t kMaxTypes = 16;
   static std::vector<std::pair<PyTypeObject*, const DLPackExchangeAPI*>> known;
   for (const auto& [one, api] : known) {
     if (one == type) return api;
@@ -175,7 +175,7 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
     while (api != nullptr && api->header.version.major != kDLMajor)
       api = reinterpret_cast<const DLPackExchangeAPI*>(api->header.prev_api);
   }
-  if (known.size() < kMostTypes) {
+  if (known.size() < kMaxTypes) {
     Py_INCREF(type);
     known.emplace_back(type, api);
   }
@@ -208,7 +208,7 @@ std::vector<PyTypeObject*>& old_producers() {
 
 // stream: 0 for memory that has none; -1: nobody waits.
 nb::object ask(nb::handle source, int64_t stream) {
-  constexpr size_t kMostTypes = 16;
+  constexpr size_t kMaxTypes = 16;
   std::vector<PyTypeObject*>& old = old_producers();
   PyTypeObject* const type = Py_TYPE(source.ptr());
   const nb::object method = source.attr("__dlpack__");
@@ -225,7 +225,7 @@ nb::object ask(nb::handle source, int64_t stream) {
     }
   }
   nb::object capsule = method(**arguments);
-  if (!known && old.size() < kMostTypes) {
+  if (!known && old.size() < kMaxTypes) {
     Py_INCREF(type);
     old.push_back(type);
   }
@@ -320,6 +320,12 @@ Written Operands::written(const char* name, const OptionalOperand& given, DType 
   if (given.has_value()) return {(*this)(name, *given), *given};
   Tensor made = device_.tensor(dtype, shape);
   return {made, {nb::cast(BoundTensor{device_, made})}};
+}
+
+std::optional<Written> Operands::written_like(const char* name, const OptionalOperand& given,
+                                              const Tensor& source) const {
+  if (!given.has_value() && !source.defined()) return std::nullopt;
+  return written(name, given, source.dtype(), source.shape());
 }
 
 Tensor Operands::operator()(const char* name, const Operand& operand) const {

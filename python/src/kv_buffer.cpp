@@ -24,12 +24,15 @@ BoundKvBuffer allocate(const DeviceLike& device, const std::string& format, cons
 
 void bind_formats(nb::module_& module) {
   nb::class_<KvFormatInfo>(module, "KvFormatInfo", "What a reader of a format must know.")
-      .def_prop_ro("name", [](const KvFormatInfo& info) { return std::string(info.name); })
-      .def_ro("bits", &KvFormatInfo::bits, "Bits stored per coordinate.")
-      .def_ro("compressed", &KvFormatInfo::compressed)
+      .def_prop_ro(
+          "name", [](const KvFormatInfo& info) { return std::string(info.name); },
+          "The name that arguments take.")
+      .def_ro("bits", &KvFormatInfo::bits, "The bits stored per coordinate.")
+      .def_ro("compressed", &KvFormatInfo::compressed, "Whether it stores codes and scales.")
       .def_ro("scale_block", &KvFormatInfo::scale_block,
               "The largest number of coordinates under one scale.")
-      .def_ro("tile_tokens", &KvFormatInfo::tile_tokens, "Tokens of V that share words.");
+      .def_ro("tile_tokens", &KvFormatInfo::tile_tokens,
+              "The number of tokens of V that share words.");
   module.def(
       "kv_formats",
       [] {
@@ -54,18 +57,31 @@ void bind_kv_buffer(nb::module_& module) {
           "Allocates zero-filled memory for `capacity` tokens of `kv_heads` heads with `head_dim` "
           "coordinates. role is \"k\" or \"v\". scale_factor is mlx-native's scale_factor_d512, "
           "for mlx_native4 to mlx_native8 with 512 coordinates.")
-      .def_prop_ro("device", [](const BoundKvBuffer& self) { return self.device; })
+      .def_prop_ro(
+          "device", [](const BoundKvBuffer& self) { return self.device; },
+          "The device of its memory.")
       .def_prop_ro(
           "format",
-          [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.format)); })
-      .def_prop_ro("role",
-                   [](const BoundKvBuffer& self) { return role_name(self.buffer.shape.role); })
-      .def_prop_ro("kv_heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; })
-      .def_prop_ro("capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; })
-      .def_prop_ro("head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; })
-      .def_prop_ro("scale_factor",
-                   [](const BoundKvBuffer& self) { return self.buffer.shape.scale_factor; })
-      .def_prop_ro("nbytes", [](const BoundKvBuffer& self) { return self.buffer.bytes(); })
+          [](const BoundKvBuffer& self) { return std::string(name(self.buffer.shape.format)); },
+          "The name of its format.")
+      .def_prop_ro(
+          "role", [](const BoundKvBuffer& self) { return role_name(self.buffer.shape.role); },
+          "Either k or v.")
+      .def_prop_ro(
+          "kv_heads", [](const BoundKvBuffer& self) { return self.buffer.shape.kv_heads; },
+          "The number of KV heads.")
+      .def_prop_ro(
+          "capacity", [](const BoundKvBuffer& self) { return self.buffer.shape.capacity; },
+          "The number of slots.")
+      .def_prop_ro(
+          "head_dim", [](const BoundKvBuffer& self) { return self.buffer.shape.head_dim; },
+          "The coordinates of a head.")
+      .def_prop_ro(
+          "scale_factor", [](const BoundKvBuffer& self) { return self.buffer.shape.scale_factor; },
+          "The scale_factor_d512 of mlx-native; 1 in other formats.")
+      .def_prop_ro(
+          "nbytes", [](const BoundKvBuffer& self) { return self.buffer.bytes(); },
+          "The bytes of codes and scales.")
       .def_prop_ro(
           "codes",
           [](const BoundKvBuffer& self) {

@@ -79,22 +79,22 @@ void bind_layers(nb::module_& module) {
           "its own included; 0 means all. tail is the number of newest keys that a query sees in "
           "f16; older keys are compressed. The first sink_tokens tokens stay in f16. A kv_heads, "
           "head_dim or v_head_dim of 0 is what the cache or pool gives for all layers; a "
-          "v_head_dim "
-          "of 0 is the layer's head_dim if it gives one. A layer with a kv_shared_layer_index has "
-          "no "
-          "K and V and attends over those of that earlier layer; its other arguments can be left "
-          "out. A latent layer (MLA) has one KV head: k is the latent, which is V as well, of "
-          "head_dim coordinates, and v the rotary part of K, of v_head_dim.")
-      .def_prop_ro("k", format_of<&KvLayer::k>)
-      .def_prop_ro("v", format_of<&KvLayer::v>)
-      .def_ro("window", &KvLayer::window)
-      .def_ro("tail", &KvLayer::tail)
-      .def_ro("sink_tokens", &KvLayer::sink_tokens)
-      .def_ro("kv_heads", &KvLayer::kv_heads)
-      .def_ro("head_dim", &KvLayer::head_dim)
-      .def_ro("v_head_dim", &KvLayer::v_head_dim)
-      .def_ro("kv_shared_layer_index", &KvLayer::kv_shared_layer_index)
-      .def_ro("latent", &KvLayer::latent)
+          "v_head_dim of 0 is the layer's head_dim if it gives one. A layer with a "
+          "kv_shared_layer_index has no K and V and attends over those of that earlier layer; its "
+          "other arguments can be left out. A latent layer (MLA) has one KV head: k is the latent, "
+          "which is V as well, of head_dim coordinates, and v the rotary part of K, of v_head_dim.")
+      .def_prop_ro("k", format_of<&KvLayer::k>, "The format of K.")
+      .def_prop_ro("v", format_of<&KvLayer::v>, "The format of V.")
+      .def_ro("window", &KvLayer::window, "The number of keys that a query sees; 0 for all.")
+      .def_ro("tail", &KvLayer::tail, "The number of newest keys that a query sees in f16.")
+      .def_ro("sink_tokens", &KvLayer::sink_tokens, "The number of first tokens that stay in f16.")
+      .def_ro("kv_heads", &KvLayer::kv_heads, "The number of KV heads; 0 for the cache's.")
+      .def_ro("head_dim", &KvLayer::head_dim, "The coordinates of a head of K; 0 for the cache's.")
+      .def_ro("v_head_dim", &KvLayer::v_head_dim,
+              "The coordinates of a head of V; 0 for the default.")
+      .def_ro("kv_shared_layer_index", &KvLayer::kv_shared_layer_index,
+              "The earlier layer whose K and V it attends over, or None.")
+      .def_ro("latent", &KvLayer::latent, "Whether it holds the latent of MLA.")
       .def(
           "__eq__",
           [](const KvLayer& a, nb::handle other) {
@@ -105,11 +105,11 @@ void bind_layers(nb::module_& module) {
       .def("__repr__", [](const KvLayer& self) { return repr(self); });
 
   nb::class_<KvLayerInfo>(module, "KvLayerInfo", "What a layer of a cache stores on this device.")
-      .def_ro("layer", &KvLayerInfo::layer)
+      .def_ro("layer", &KvLayerInfo::layer, "The layer with every number filled in.")
       .def_ro("slots", &KvLayerInfo::slots,
-              "Slots of the body: the capacity, or the ring of a window.")
+              "The slots of the body: the capacity, or the ring of a window.")
       .def_ro("nbytes", &KvLayerInfo::bytes,
-              "Bytes, including sink_tokens and tail; 0 if it shares another layer's cache.")
+              "The bytes, including sink_tokens and tail; 0 if it shares another layer's cache.")
       .def_ro("kernel", &KvLayerInfo::kernel, "The kernels that attend over it on this device.")
       .def_ro("calibration", &KvLayerInfo::calibration,
               "A checksum of its calibration; 0 if it has none.")
@@ -200,11 +200,13 @@ void bind_rope_append(nb::class_<BoundKvCache>& cache) {
   };
   with_rope_append_arguments([&](const auto&... arguments) {
     cache.def("rope_append",
-              rope_append_call<BoundKvCache&, Encoder&, uint64_t, const Operand&, const Operand&>(
-                  kOp, record),
+              rope_append_call(
+                  kOp, Types<BoundKvCache&, Encoder&, uint64_t, const Operand&, const Operand&>{},
+                  Types<>{}, record),
               "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
               "Records rope(), or norm_rope() with norm=True, of q and k and then append(), as one "
-              "command. positions defaults to those of the step. The other arguments are those of "
+              "command, and returns q_out. positions defaults to those of the step. The other "
+              "arguments are those of "
               "gyre.rope_append().");
   });
 }
@@ -228,8 +230,7 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
             return BoundTensor{self.device, use.cache().positions(tokens)};
           },
           "tokens"_a,
-          "Returns the positions of the tokens of the last begin_step(): i32 [tokens], for "
-          "rope().")
+          "Returns the positions of the tokens of the last begin_step(): i32 [tokens], for rope().")
       .def(
           "end_step",
           [](BoundKvCache& self, bool captured) {
@@ -327,26 +328,36 @@ void bind_kv_cache(nb::module_& module) {
           "head_dim. step_tokens is the largest number of tokens of one begin_step(). calibration "
           "is a calibration of gyre.calibrate, or for each layer a pair of KvCalibration (K, V) or "
           "None.")
-      .def_prop_ro("device", [](const BoundKvCache& self) { return self.device; })
+      .def_prop_ro(
+          "device", [](const BoundKvCache& self) { return self.device; },
+          "The device of its memory.")
       .def_prop_ro(
           "length", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); },
-          "Tokens, as far as recorded.")
-      .def("__len__", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); })
-      .def_prop_ro("nbytes",
-                   [](BoundKvCache& self) { return Use(self, "cache.nbytes").cache().bytes(); })
-      .def_prop_ro("capacity",
-                   [](const BoundKvCache& self) { return self.cache.options().capacity; })
-      .def_prop_ro("kv_heads",
-                   [](const BoundKvCache& self) { return self.cache.options().kv_heads; })
-      .def_prop_ro("head_dim",
-                   [](const BoundKvCache& self) { return self.cache.options().head_dim; })
-      .def_prop_ro("v_head_dim",
-                   [](const BoundKvCache& self) { return self.cache.options().v_head_dim; })
-      .def_prop_ro("step_tokens",
-                   [](const BoundKvCache& self) { return self.cache.options().step_tokens; })
+          "The number of tokens, as far as recorded.")
+      .def(
+          "__len__", [](BoundKvCache& self) { return Use(self, "cache.length").cache().length(); },
+          "Returns the number of tokens.")
+      .def_prop_ro(
+          "nbytes", [](BoundKvCache& self) { return Use(self, "cache.nbytes").cache().bytes(); },
+          "The bytes it takes, without the scratch memory of attend().")
+      .def_prop_ro(
+          "capacity", [](const BoundKvCache& self) { return self.cache.options().capacity; },
+          "The largest number of tokens.")
+      .def_prop_ro(
+          "kv_heads", [](const BoundKvCache& self) { return self.cache.options().kv_heads; },
+          "The KV heads of layers that give none.")
+      .def_prop_ro(
+          "head_dim", [](const BoundKvCache& self) { return self.cache.options().head_dim; },
+          "The head_dim of layers that give none.")
+      .def_prop_ro(
+          "v_head_dim", [](const BoundKvCache& self) { return self.cache.options().v_head_dim; },
+          "The v_head_dim of layers that give none.")
+      .def_prop_ro(
+          "step_tokens", [](const BoundKvCache& self) { return self.cache.options().step_tokens; },
+          "The largest number of tokens of one begin_step().")
       .def_prop_ro(
           "layers", [](const BoundKvCache& self) { return self.cache.layers(); },
-          "with every number filled in")
+          "The layers, with every number filled in.")
       .def("__repr__", [](BoundKvCache& self) { return repr(self); })
       .def(
           "describe",

@@ -72,7 +72,7 @@ void bind_kv_calibration(nb::module_& module) {
           "factor is f32 [kv_heads, head_dim, head_dim]; row i is what the error of coordinate i "
           "adds to later coordinates. diagonal is f32 [kv_heads, head_dim]. gains are up to 8 "
           "factors that the encoder tries for each row's scale.")
-      .def_ro("gains", &KvFeedback::gains);
+      .def_ro("gains", &KvFeedback::gains, "The factors that the encoder tries.");
   nb::class_<KvCalibration>(module, "KvCalibration", "The calibration of K or V of one layer.")
       .def(
           "__init__",
@@ -81,7 +81,8 @@ void bind_kv_calibration(nb::module_& module) {
             new (self)
                 KvCalibration{transform.value_or(KvTransform{}), feedback.value_or(KvFeedback{})};
           },
-          "transform"_a = nb::none(), "feedback"_a = nb::none());
+          "transform"_a = nb::none(), "feedback"_a = nb::none(),
+          "Leave out the transform or the feedback to have the other alone.");
   bind_op(module);
 }
 

@@ -130,13 +130,18 @@ void bind_pages(nb::module_& module) {
           "Give either pages, the number of pages to allocate, or memory, which is u8 [pages, "
           "kv_page_bytes(...)] with pages any multiple of 16 bytes apart. With latent (MLA), k is "
           "the latent, which is V as well, and v the rotary part of K; kv_heads is 1.")
-      .def_prop_ro("memory",
-                   [](const BoundKvPages& self) {
-                     return BoundTensor{self.device, self.pages.bytes};
-                   })
-      .def_prop_ro("pages", [](const BoundKvPages& self) { return self.pages.bytes.shape(0); })
-      .def_prop_ro("page_tokens",
-                   [](const BoundKvPages& self) { return self.pages.shape.page_tokens; })
+      .def_prop_ro(
+          "memory",
+          [](const BoundKvPages& self) {
+            return BoundTensor{self.device, self.pages.bytes};
+          },
+          "The pages as a tensor: u8 [pages, kv_page_bytes(...)].")
+      .def_prop_ro(
+          "pages", [](const BoundKvPages& self) { return self.pages.bytes.shape(0); },
+          "The number of pages.")
+      .def_prop_ro(
+          "page_tokens", [](const BoundKvPages& self) { return self.pages.shape.page_tokens; },
+          "The number of tokens of a page.")
       .def("__repr__", repr);
 
   module.def(
@@ -172,7 +177,7 @@ void bind_kv_pages(nb::module_& module) {
       "k_calibration"_a = nb::none(), "v_calibration"_a = nb::none(),
       "Writes tokens to slots of pages.\n\n"
       "k and v are [tokens, kv_heads, head_dim], f32, f16 or bf16. slots is i64 or i32 [tokens] "
-      "and holds page * page_tokens + place, in any order; negative slots and slots outside the "
+      "and holds page * page_tokens + offset, in any order; negative slots and slots outside the "
       "pages are skipped.");
   module.def(
       "kv_page_copy",
@@ -193,7 +198,7 @@ void bind_kv_pages(nb::module_& module) {
           [](BoundScratch* self, const DeviceLike& device) {
             new (self) BoundScratch{device_of(device), {}};
           },
-          "device"_a = "cpu")
+          "device"_a = "cpu", "Takes no memory before the first call.")
       .def_prop_ro(
           "memory",
           [](const BoundScratch& self) -> std::optional<BoundTensor> {

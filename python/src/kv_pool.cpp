@@ -55,23 +55,26 @@ std::string repr(const BoundKvBatch& self) {
 void bind_info(nb::module_& module) {
   nb::class_<KvGroupInfo>(module, "KvGroupInfo",
                           "Pages of layers that keep the same keys, and who holds them.")
-      .def_ro("name", &KvGroupInfo::name)
-      .def_ro("layers", &KvGroupInfo::layers)
-      .def_ro("page_bytes", &KvGroupInfo::page_bytes, "Bytes of a page of all its layers.")
-      .def_ro("pages", &KvGroupInfo::pages, "Used, cached and free pages together.")
-      .def_ro("used", &KvGroupInfo::used, "Pages that a sequence holds.")
+      .def_ro("name", &KvGroupInfo::name,
+              "What its layers keep, for example \"all keys\" or \"window 1024\".")
+      .def_ro("layers", &KvGroupInfo::layers, "The numbers of its layers.")
+      .def_ro("page_bytes", &KvGroupInfo::page_bytes, "The bytes of a page of all its layers.")
+      .def_ro("pages", &KvGroupInfo::pages, "The number of used, cached and free pages together.")
+      .def_ro("used", &KvGroupInfo::used, "The number of pages that a sequence holds.")
       .def_ro("shared", &KvGroupInfo::shared,
-              "Pages that several sequences hold; `used` counts them, too.")
-      .def_ro("cached", &KvGroupInfo::cached, "Pages that only the prefix index holds.")
-      .def_ro("free", &KvGroupInfo::free)
+              "The number of pages that several sequences hold; `used` counts them, too.")
+      .def_ro("cached", &KvGroupInfo::cached,
+              "The number of pages that only the prefix index holds.")
+      .def_ro("free", &KvGroupInfo::free, "The number of free pages.")
       .def("__repr__", [](const KvGroupInfo& self) { return repr(self); });
   nb::class_<KvPoolInfo>(module, "KvPoolInfo", "What a pool holds.")
-      .def_ro("groups", &KvPoolInfo::groups)
-      .def_ro("nbytes", &KvPoolInfo::bytes, "Bytes of all pages.")
-      .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "Bytes of the pages that sequences hold.")
-      .def_ro("sequences", &KvPoolInfo::sequences)
-      .def_ro("prefixes", &KvPoolInfo::prefixes, "Pages that the prefix index knows.")
-      .def_ro("evictions", &KvPoolInfo::evictions, "Pages taken from the prefix index so far.")
+      .def_ro("groups", &KvPoolInfo::groups, "The groups of layers that keep the same keys.")
+      .def_ro("nbytes", &KvPoolInfo::bytes, "The bytes of all pages.")
+      .def_ro("used_nbytes", &KvPoolInfo::used_bytes, "The bytes of the pages that sequences hold.")
+      .def_ro("sequences", &KvPoolInfo::sequences, "The number of sequences.")
+      .def_ro("prefixes", &KvPoolInfo::prefixes, "The number of pages that the prefix index knows.")
+      .def_ro("evictions", &KvPoolInfo::evictions,
+              "The number of pages taken from the prefix index so far.")
       .def_ro("calibration", &KvPoolInfo::calibration,
               "A checksum of the calibration that its pages are written with; 0 for none.");
 }
@@ -82,12 +85,12 @@ void bind_sequence(nb::module_& module) {
                          "when it is dropped. KvPool.sequence(), KvPool.match() and fork() make "
                          "one.")
       .def_prop_ro("length", &KvSequence::length,
-                   "Tokens, including those of a step that has begun.")
-      .def("__len__", &KvSequence::length)
+                   "The number of tokens, including those of a step that has begun.")
+      .def("__len__", &KvSequence::length, "Returns the number of tokens.")
       .def(
           "fork", [](const KvSequence& self) { return std::make_unique<KvSequence>(self.fork()); },
           "Returns a sequence that shares all pages; the first write to a shared page copies it.")
-      .def("rollback", &KvSequence::rollback, "tokens"_a, "Drops the newest tokens.")
+      .def("rollback", &KvSequence::rollback, "tokens"_a, "Drops the newest `tokens` tokens.")
       .def("clear", &KvSequence::clear, "Drops all tokens.")
       .def("__repr__", [](const KvSequence& self) {
         return "gyre.KvSequence(" + std::to_string(self.length()) + " tokens)";
@@ -172,11 +175,14 @@ void bind_pool(nb::module_& module) {
           "pages is the number of pages of the layers that see all keys. Layers with a window, "
           "tails and sink_tokens get as many as `sequences` sequences need that take step_tokens "
           "tokens in one step. calibration is that of KvCache.")
-      .def_prop_ro("device", [](const BoundKvPool& self) { return self.device; })
+      .def_prop_ro(
+          "device", [](const BoundKvPool& self) { return self.device; }, "The device of its pages.")
       .def_prop_ro(
           "layers", [](const BoundKvPool& self) { return self.pool.layers(); },
-          "with every number filled in")
-      .def("describe", [](const BoundKvPool& self) { return self.pool.describe(); })
+          "The layers, with every number filled in.")
+      .def(
+          "describe", [](const BoundKvPool& self) { return self.pool.describe(); },
+          "Returns who holds the pages, group by group.")
       .def(
           "sequence",
           [](const BoundKvPool& self) {
@@ -244,11 +250,13 @@ void bind_rope_append(nb::class_<BoundKvBatch>& batch) {
   };
   with_rope_append_arguments([&](const auto&... arguments) {
     batch.def("rope_append",
-              rope_append_call<BoundKvBatch&, Encoder&, uint64_t, const Operand&, const Operand&>(
-                  kOp, record),
+              rope_append_call(
+                  kOp, Types<BoundKvBatch&, Encoder&, uint64_t, const Operand&, const Operand&>{},
+                  Types<>{}, record),
               "encoder"_a, "layer"_a, "k"_a, "v"_a, arguments...,
               "Records rope(), or norm_rope() with norm=True, of q and k and then append(), as one "
-              "command for each kind of pages that the layer has. positions defaults to those of "
+              "command for each kind of pages that the layer has, and returns q_out. positions "
+              "defaults to those of "
               "the step. The other arguments are those of gyre.rope_append().");
   });
 }
@@ -274,7 +282,11 @@ void bind_batch(nb::module_& module) {
                                     pool.pool};
           },
           "pool"_a, nb::kw_only(), "max_sequences"_a = 64, "max_tokens"_a = 512,
-          "max_query_length"_a = 0, "max_kv_length"_a = 0)
+          "max_query_length"_a = 0, "max_kv_length"_a = 0,
+          "The arguments are upper bounds of every step. max_tokens counts those of all sequences "
+          "together, max_query_length those of one sequence; 0 means max_tokens. max_kv_length "
+          "counts the tokens of a sequence, those of the step included; 0 means all that the pool "
+          "holds.")
       .def(
           "begin_step",
           [](BoundKvBatch& self, Encoder& encoder, const std::vector<Step>& steps) {
@@ -289,7 +301,7 @@ void bind_batch(nb::module_& module) {
           "cannot hold it.")
       .def_prop_ro(
           "tokens", [](const BoundKvBatch& self) { return self.batch.tokens(); },
-          "Rows of the step.")
+          "The number of rows of the step.")
       .def(
           "positions",
           [](const BoundKvBatch& self, uint64_t rows) {
@@ -303,7 +315,9 @@ void bind_batch(nb::module_& module) {
             const Operands operand(encoder, "batch.append");
             self.batch.append(encoder, layer, operand("k", k), operand("v", v));
           },
-          "encoder"_a, "layer"_a, "k"_a, "v"_a)
+          "encoder"_a, "layer"_a, "k"_a, "v"_a,
+          "Stores the tokens of the step. k is [rows, kv_heads, head_dim] and v [rows, kv_heads, "
+          "v_head_dim], f32, f16 or bf16; rows beyond the step's tokens are skipped.")
       .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
            "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
            "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),

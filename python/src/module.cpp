@@ -6,9 +6,8 @@
 
 NB_MODULE(_gyre, module) {
   // What it keeps (devices, classes of errors, the queue of releases) is the process's.
-  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)
     throw nanobind::import_error("gyre: a subinterpreter cannot import it; use processes");
-  }
   // Servers end with threads and modules still alive, and nanobind would blame the binding for what
   // they hold. The tests ask for its report.
   nanobind::set_leak_warnings(std::getenv("GYRE_LEAK_WARNINGS") != nullptr);

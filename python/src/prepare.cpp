@@ -1,7 +1,5 @@
 #include <gyre/prepare.h>
 
-#include <algorithm>
-
 #include "bound.h"
 
 namespace gyre::python {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kv_buffer.h"
 #include "kv_calibration.h"
 
@@ -46,14 +48,20 @@ void record_kv_quantize(Encoder& encoder, const OptionalOperand& k, const BoundK
   without_gil([&] { kv_quantize(encoder, inputs, options); });
 }
 
-void record_kv_dequantize(Encoder& encoder, const BoundKvBuffer& cache, const Operand& out,
-                          uint64_t first_slot, const std::string& domain) {
+Operand record_kv_dequantize(Encoder& encoder, const BoundKvBuffer& cache,
+                             const OptionalOperand& out, uint64_t first_slot,
+                             const std::string& domain) {
   constexpr Choice<KvDomain> kDomains[] = {{"restored", KvDomain::restored},
                                            {"rotated", KvDomain::rotated}};
   const Operands operand(encoder, "kv_dequantize");
-  const KvDequantizeInputs inputs{cache.buffer, operand("out", out)};
+  const KvShape& shape = cache.buffer.shape;
+  const uint64_t slots = shape.capacity - std::min(first_slot, shape.capacity);
+  const Written to =
+      operand.written("out", out, DType::f32, {slots, shape.kv_heads, shape.head_dim});
+  const KvDequantizeInputs inputs{cache.buffer, to.tensor};
   const KvDequantizeOptions options{first_slot, choose("kv_dequantize: domain", domain, kDomains)};
   without_gil([&] { kv_dequantize(encoder, inputs, options); });
+  return to.result;
 }
 
 Operand record_hadamard(Encoder& encoder, const Operand& x, const OptionalOperand& out,
@@ -98,12 +106,27 @@ void bind_quantize(nb::module_& module) {
       "v_cache, to write the other alone. k_calibration and v_calibration change how the encoder "
       "picks codes and scales, see KvCalibration. The other arguments are those of kv_copy().");
   module.def(
-      "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a, nb::kw_only(),
-      "first_slot"_a = 0, "domain"_a = "restored",
-      "Dequantizes as many slots as `out` has tokens.\n\n"
+      "kv_dequantize", record_kv_dequantize, "encoder"_a, "cache"_a, "out"_a = nb::none(),
+      nb::kw_only(), "first_slot"_a = 0, "domain"_a = "restored",
+      "Dequantizes slots from first_slot on and returns out.\n\n"
       "cache is a KvBuffer of a compressed format. out is [tokens, kv_heads, head_dim], f32, f16 "
-      "or bf16, and is written. domain is \"restored\", or \"rotated\" for the values before the "
+      "or bf16, and says how many slots; if you leave it out, an f32 gyre.Tensor is made that has "
+      "them all. domain is \"restored\", or \"rotated\" for the values before the "
       "Hadamard rotation is undone.");
+  module.def(
+      "supports_kv_copy",
+      [](const DeviceLike& device, const std::string& source, const std::string& cache) {
+        return supports(device_of(device), KvCopyTypes{dtype_named(source), dtype_named(cache)});
+      },
+      "device"_a, nb::kw_only(), "source"_a = "f32", "cache"_a = "f32",
+      "Returns whether a device has a kernel for kv_copy() with these dtypes.");
+  module.def(
+      "supports_kv_quantize",
+      [](const DeviceLike& device, const std::string& source, const std::string& format) {
+        return supports(device_of(device), KvQuantizeTypes{dtype_named(source), kv_format(format)});
+      },
+      "device"_a, nb::kw_only(), "source"_a = "f32", "format"_a,
+      "Returns whether a device has a kernel for kv_quantize() from this dtype to this format.");
   module.def(
       "hadamard", record_hadamard, "encoder"_a, "x"_a, "out"_a = nb::none(), nb::kw_only(),
       "direction"_a = "forward", "signs"_a = "none",

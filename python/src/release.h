@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
-#include <utility>
 
 namespace gyre::python {
 

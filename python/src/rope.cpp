@@ -27,18 +27,20 @@ Operand record_rope(Encoder& encoder, const Operand& x, const Operand& positions
                     const Sections& sections, float magnitude) {
   const Operands operand(encoder, "rope");
   const Tensor from = operand("x", x);
+  const Tensor k_from = operand("k", k);
   const Written to = operand.written("out", out, from.dtype(), from.shape());
+  const std::optional<Written> k_to = operand.written_like("k_out", k_out, k_from);
   const RopeInputs inputs{.x = from,
                           .positions = operand("positions", positions),
                           .out = to.tensor,
-                          .k = operand("k", k),
-                          .k_out = operand("k_out", k_out),
+                          .k = k_from,
+                          .k_out = tensor_of(k_to),
                           .frequencies = operand("frequencies", frequencies),
                           .factors = operand("factors", factors)};
   const RopeOptions options =
       options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
   without_gil([&] { rope(encoder, inputs, options); });
-  return to.result;
+  return results(to, k_to);
 }
 
 Operand record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOperand& positions,
@@ -53,14 +55,16 @@ Operand record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOpera
                          float magnitude) {
   const Operands operand(encoder, "norm_rope");
   const Tensor from = operand("x", x);
+  const Tensor k_from = operand("k", k);
   const Written to = operand.written("out", out, from.dtype(), from.shape());
+  const std::optional<Written> k_to = operand.written_like("k_out", k_out, k_from);
   const NormRopeInputs inputs{.x = from,
                               .positions = operand("positions", positions),
                               .out = to.tensor,
                               .weight = operand("weight", weight),
                               .second = operand("second", second),
-                              .k = operand("k", k),
-                              .k_out = operand("k_out", k_out),
+                              .k = k_from,
+                              .k_out = tensor_of(k_to),
                               .k_weight = operand("k_weight", k_weight),
                               .k_second = operand("k_second", k_second),
                               .frequencies = operand("frequencies", frequencies),
@@ -71,7 +75,7 @@ Operand record_norm_rope(Encoder& encoder, const Operand& x, const OptionalOpera
     options.rope =
         options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
   without_gil([&] { norm_rope(encoder, inputs, options); });
-  return to.result;
+  return results(to, k_to);
 }
 
 RopeFrequencies frequencies_of(double rope_theta, uint32_t rotary_dim, const std::string& rope_type,
@@ -147,8 +151,9 @@ void bind_rope(nb::module_& module) {
       "x is [tokens, heads, head_dim], f32, f16 or bf16, with head_dim contiguous. positions is "
       "i32 or u32 [tokens]; it is [4, tokens] for the modes sectioned, interleaved and vision, and "
       "[2, tokens] for vision_2d. out has x's shape and any float dtype, and may be x; if you "
-      "leave it out, a gyre.Tensor like x is made. k and k_out are a second tensor that rotates by "
-      "the same angles; its heads may differ.\n\n"
+      "leave it out, a gyre.Tensor like x is made. k is a second tensor that rotates by the same "
+      "angles, into k_out or into a new gyre.Tensor; its heads may differ. With k the call returns "
+      "(out, k_out).\n\n"
       "frequencies is f32 [pairs] in radians, or the result of rope_table(); without it they "
       "follow from base. factors, f32 [pairs], divides the frequencies. pairing is \"split_half\" "
       "(NeoX, Hugging Face) or \"adjacent\" (GPT-J). rotary_dim is the number of coordinates that "
@@ -163,11 +168,19 @@ void bind_rope(nb::module_& module) {
       "rotary_dim"_a = nb::none(), "partner"_a = "rotary_dim", "exponent"_a = "rotary_dim",
       "base"_a = 10000.0, "sections"_a = Sections{}, "magnitude"_a = 1.0f,
       "Records an RMS norm of each head and then rope(), in one pass, and returns out.\n\n"
-      "x is [tokens, heads, head_dim]; if you leave out `out`, a gyre.Tensor like x is made. "
+      "x is [tokens, heads, head_dim]; if you leave out `out`, a gyre.Tensor like x is made. k and "
+      "k_out are those of rope(), and with k the call returns (out, k_out). "
       "weight and k_weight are [head_dim], f32, f16 or bf16, by default 1. second and k_second are "
       "one more output each, of another dtype or layout. With rope=False only the norm runs, and "
       "positions is None. weight_offset is 1 for models that store weight - 1 (Gemma). The other "
       "arguments are those of rope().");
+  module.def(
+      "supports_rope",
+      [](const DeviceLike& device, const std::string& x, const std::string& out) {
+        return supports(device_of(device), RopeTypes{dtype_named(x), dtype_named(out)});
+      },
+      "device"_a, nb::kw_only(), "x"_a = "f32", "out"_a = "f32",
+      "Returns whether a device has a kernel for rope() with these dtypes.");
   bind_frequencies(module);
 }
 

@@ -8,9 +8,14 @@
 
 namespace gyre::python {
 
-// The function to bind: record(front..., operand, inputs, options), with k and v among `front`.
-template <class... Front, class Record>
-auto rope_append_call(const char* op, const Record& record) {
+template <class... T>
+struct Types {};
+
+// The function to bind: record(front..., back..., operand, inputs, options), with k and v among
+// `front`, which come first, and `back` last. It returns q_out.
+template <class... Front, class... Back, class Record>
+auto rope_append_call(const char* op, Types<Front...> /*first*/, Types<Back...> /*last*/,
+                      const Record& record) {
   return [op, record](Front... front, const OptionalOperand& q, const OptionalOperand& q_out,
                       const OptionalOperand& positions, const OptionalOperand& q_weight,
                       const OptionalOperand& k_weight, const OptionalOperand& frequencies,
@@ -18,10 +23,12 @@ auto rope_append_call(const char* op, const Record& record) {
                       float weight_offset, const std::string& pairing, const std::string& mode,
                       std::optional<uint32_t> rotary_dim, const std::string& partner,
                       const std::string& exponent, double base, const Sections& sections,
-                      float magnitude) {
+                      float magnitude, Back... back) {
     const Operands operand(std::get<Encoder&>(std::tie(front...)), op);
-    RopeAppendInputs inputs{.q = operand("q", q),
-                            .q_out = operand("q_out", q_out),
+    const Tensor q_from = operand("q", q);
+    const std::optional<Written> q_to = operand.written_like("q_out", q_out, q_from);
+    RopeAppendInputs inputs{.q = q_from,
+                            .q_out = tensor_of(q_to),
                             .positions = operand("positions", positions),
                             .q_weight = operand("q_weight", q_weight),
                             .k_weight = operand("k_weight", k_weight),
@@ -32,7 +39,8 @@ auto rope_append_call(const char* op, const Record& record) {
       options.rope =
           options_of({pairing, mode, rotary_dim, partner, exponent, base, sections, magnitude});
     if (norm) options.norm = RopeNorm{static_cast<float>(epsilon), weight_offset};
-    record(front..., operand, inputs, options);
+    record(front..., back..., operand, inputs, options);
+    return q_to ? OptionalOperand(q_to->result) : std::nullopt;
   };
 }
 

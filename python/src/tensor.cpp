@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "exchange.h"
 
 namespace gyre::python {
@@ -49,9 +47,8 @@ BoundTensor index(const BoundTensor& bound, nb::handle key) {
       strides.push_back(tensor.stride(dim) * static_cast<uint64_t>(step));
     } else {
       Py_ssize_t at = 0;
-      if (!nb::try_cast<Py_ssize_t>(one, at)) {
+      if (!nb::try_cast<Py_ssize_t>(one, at))
         throw nb::type_error("tensor: an index must be a number, a slice or an ellipsis");
-      }
       if (at < -count || at >= count) {
         const std::string message = "tensor: index " + std::to_string(at) + " of dimension " +
                                     std::to_string(dim) + ", which has " + std::to_string(count) +
@@ -214,7 +211,8 @@ void bind_exchange(nb::class_<BoundTensor>& tensor) {
           },
           "dtype"_a = nb::none(), "copy"_a = nb::none(),
           nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> "
-                  "gyre.types.NumpyArray"))
+                  "gyre.types.NumpyArray"),
+          "Returns the elements as a NumPy array, for numpy.asarray().")
       .def("__dlpack__", dlpack, nb::kw_only(), "stream"_a = nb::none(),
            "max_version"_a = nb::none(), "dl_device"_a = nb::none(), "copy"_a = nb::none(),
            "Returns a DLPack capsule of the same memory. On CUDA it waits for the device first, "
@@ -233,11 +231,13 @@ void bind_exchange(nb::class_<BoundTensor>& tensor) {
 }  // namespace
 
 DType dtype_named(std::string_view given) {
+  std::string names;
   for (uint32_t i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     if (name(dtype) == given) return dtype;
+    names += (names.empty() ? "" : ", ") + std::string(name(dtype));
   }
-  refuse("tensor: dtype must be one of f32, f16, bf16, u8, i32, u32; got \"", given, "\"");
+  refuse("tensor: dtype must be one of ", names, "; got \"", given, "\"");
 }
 
 Dims dims_of(const Sizes& sizes) { return Dims(std::span(sizes)); }
@@ -257,30 +257,41 @@ void bind_tensor(nb::module_& module) {
   tensor
       .def_prop_ro(
           "shape", [](const BoundTensor& self) { return tuple_of(self.tensor.shape()); },
-          nb::sig("def shape(self) -> tuple[int, ...]"))
+          nb::sig("def shape(self) -> tuple[int, ...]"), "The length of each dimension.")
       .def_prop_ro(
           "strides", [](const BoundTensor& self) { return tuple_of(self.tensor.strides()); },
-          nb::sig("def strides(self) -> tuple[int, ...]"), "Strides in elements, not bytes.")
+          nb::sig("def strides(self) -> tuple[int, ...]"), "The strides in elements, not bytes.")
       .def_prop_ro(
           "dtype", [](const BoundTensor& self) { return std::string(name(self.tensor.dtype())); },
-          "The element type: f32, f16, bf16, u8, i32 or u32.")
-      .def_prop_ro("device", [](const BoundTensor& self) { return self.device; })
+          "The element type: f32, f16, bf16, u8, i32, u32 or i64.")
+      .def_prop_ro(
+          "device", [](const BoundTensor& self) { return self.device; },
+          "The device of its memory.")
       .def_prop_ro(
           "data_ptr", [](const BoundTensor& self) { return self.tensor.address(); },
           "The address of the first element, as the device sees it.")
-      .def_prop_ro("ndim", [](const BoundTensor& self) { return self.tensor.rank(); })
-      .def_prop_ro("size", [](const BoundTensor& self) { return self.tensor.elements(); })
-      .def_prop_ro("nbytes", [](const BoundTensor& self) { return self.tensor.bytes(); })
-      .def_prop_ro("is_contiguous",
-                   [](const BoundTensor& self) { return self.tensor.is_contiguous(); })
+      .def_prop_ro(
+          "ndim", [](const BoundTensor& self) { return self.tensor.rank(); },
+          "The number of dimensions.")
+      .def_prop_ro(
+          "size", [](const BoundTensor& self) { return self.tensor.elements(); },
+          "The number of elements.")
+      .def_prop_ro(
+          "nbytes", [](const BoundTensor& self) { return self.tensor.bytes(); },
+          "The bytes of the elements.")
+      .def_prop_ro(
+          "is_contiguous", [](const BoundTensor& self) { return self.tensor.is_contiguous(); },
+          "True if the elements lie one after the other in row-major order.")
       .def_prop_ro(
           "is_read_only", [](const BoundTensor& self) { return self.tensor.is_read_only(); },
           "True if the memory came read-only: ops refuse to write it.")
-      .def("__len__",
-           [](const BoundTensor& self) {
-             if (self.tensor.rank() == 0) throw nb::type_error("tensor: len() of rank 0");
-             return self.tensor.shape(0);
-           })
+      .def(
+          "__len__",
+          [](const BoundTensor& self) {
+            if (self.tensor.rank() == 0) throw nb::type_error("tensor: len() of rank 0");
+            return self.tensor.shape(0);
+          },
+          "Returns the length of the first dimension.")
       .def("__repr__", repr);
   bind_views(tensor);
   bind_exchange(tensor);
@@ -288,12 +299,12 @@ void bind_tensor(nb::module_& module) {
   module.def("zeros", zeros, "shape"_a, "dtype"_a = "f32", "device"_a = "cpu",
              "Returns a contiguous tensor of zeros in a device's own memory.");
   module.def("empty", zeros, "shape"_a, "dtype"_a = "f32", "device"_a = "cpu",
-             "The same as zeros(): a device's memory is always zero-filled.");
+             "Does what zeros() does: a device's memory is always zero-filled.");
   module.def(
       "from_numpy", [](nb::handle array) { return from_numpy(array, std::nullopt, "from_numpy"); },
       "array"_a, nb::sig("def from_numpy(array: gyre.types.NumpyArray) -> Tensor"),
-      "Shares the memory of an array of float32, float16, uint8, int32, uint32, or bfloat16 of "
-      "ml_dtypes. A read-only array gives a tensor that ops refuse to write.");
+      "Shares the memory of an array of float32, float16, uint8, int32, uint32, int64, or bfloat16 "
+      "of ml_dtypes. A read-only array gives a tensor that ops refuse to write.");
   module.def(
       "from_dlpack",
       [](const Operand& source, const std::optional<DeviceLike>& device, bool ordered) {

@@ -42,15 +42,15 @@ def encode(name: str, z: torch.Tensor, factor: torch.Tensor | None, gains) -> tu
 
 
 def restored(name: str, x: torch.Tensor, part, head: int, key: bool, gains=(0.9, 1.0, 1.1), feedback=True) -> torch.Tensor:
-    """What is read back of rows x [rows, d] of one head. part: gyre.calibrate's, or None."""
+    """Quantizes rows x [rows, d] of one head and reads them back. part: gyre.calibrate's, or None."""
     d = x.shape[1]
-    turn = rotation(d).float()
+    rotation_matrix = rotation(d).float()
     basis = inverse = torch.eye(d)
     if part is not None and part.basis is not None:
         basis, inverse = part.basis[head], part.inverse[head]
     mean = 0 if part is None or part.mean is None else part.mean[head]
     y = x - mean
-    z = y @ basis @ turn.T
+    z = y @ basis @ rotation_matrix.T
     upper = torch.eye(d)
     if part is not None:
         upper = (part.factor[head] + torch.eye(d)) * part.diagonal[head]
@@ -61,7 +61,7 @@ def restored(name: str, x: torch.Tensor, part, head: int, key: bool, gains=(0.9,
     pick = lambda t: t[best, torch.arange(len(x))]
     l, b = pick(out), pick(b)
     if key:
-        scale = y.square().sum(-1) / (l * (y @ inverse @ turn.T)).sum(-1)
+        scale = y.square().sum(-1) / (l * (y @ inverse @ rotation_matrix.T)).sum(-1)
     else:
         scale = a / b
-    return (scale[:, None] * l) @ turn @ inverse + mean
+    return (scale[:, None] * l) @ rotation_matrix @ inverse + mean

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import warnings
 
 import numpy as np
 import torch
@@ -111,6 +112,7 @@ def refusals(rank: int) -> list[str]:
 def work(rank: int, folder: str) -> None:
     os.environ["GYRE_THREADS"] = "1"
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # written_bytes() would count what torch prints
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     results = {f"{name}/{key}": value for name, case in CASES.items() for key, value in run_case(case).items()}
     results["refusals"] = refusals(rank)

@@ -37,10 +37,10 @@ def test_moments_over_a_range_are_those_of_its_positions_one_by_one(d, pairs, sc
 def test_pair_energies_do_not_depend_on_positions():
     rotary = Rotary(torch.tensor([1.0, 0.1], dtype=torch.float64), 1.5)
     rows = torch.randn(1, 4000, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    turned = rotary.rotate(rows, torch.arange(4000)).square().mean(1)
+    rotated = rotary.rotate(rows, torch.arange(4000)).square().mean(1)
     energies = rotary.pair_energies(rows.square().mean(1))
     torch.testing.assert_close(energies[:, 4:], rows.square().mean(1)[:, 4:])
-    torch.testing.assert_close(energies[:, :2] * 2, turned[:, :2] + turned[:, 2:4])
+    torch.testing.assert_close(energies[:, :2] * 2, rotated[:, :2] + rotated[:, 2:4])
     assert torch.equal(energies[:, :2], energies[:, 2:4])
 
 
@@ -227,7 +227,7 @@ def test_other_models_are_refused_by_name():
         vocab_size=61, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
     )
     refused(transformers.Phi3ForCausalLM(phi).eval(), "phi3 is not built as Llama")
-    refused(random_model("llama", "eager", head_dim=48), "head_dim must be a power of two from 16 to 256, got 48")
+    refused(random_model("llama", "eager", head_dim=48), "head_dim must be a power of two from 16 to 512, got 48")
     dynamic = dict(rope_type="dynamic", factor=2.0, rope_theta=1e4)
     refused(random_model("llama", "eager", rope_parameters=dynamic), "rope_type dynamic")
 
@@ -240,6 +240,6 @@ def test_a_rotation_that_is_not_the_one_of_the_moments_is_refused():
 
 
 def test_few_tokens_are_refused_or_warned_about():
-    refused(random_model("llama", "eager"), "31 tokens are too few for 32 coordinates", [47])
+    refused(random_model("llama", "eager"), "31 tokens are too few for rows of 32 coordinates", [47])
     with pytest.warns(gyre.calibrate.CalibrationWarning, match="32 tokens are few"):
         calibrate(random_model("llama", "eager"), [random_tokens(48)[0]], 256, progress=False)

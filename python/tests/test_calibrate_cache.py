@@ -71,7 +71,7 @@ def test_a_calibration_pays_in_prompts_and_in_decoding(tiny, step):
 
 
 def test_a_batch_in_pages_gives_what_one_sequence_gives(tiny):
-    """The same rows for both: a model's matrix products depend on the size of the batch, and codes amplify that."""
+    """Both get the same rows: a model's matrix products depend on the size of the batch, and codes amplify that."""
     model, calibration = tiny
     config, random = model.config, torch.Generator().manual_seed(9)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
@@ -173,7 +173,7 @@ def test_refusals(tiny, message, options):
 
 
 def test_the_calibration_of_another_model_is_refused(tiny):
-    with pytest.raises(gyre.InvalidArgument, match="whose config is another than that of this llama model"):
+    with pytest.raises(gyre.InvalidArgument, match="whose config differs from that of this llama model"):
         GyreCache(random_model("llama", "eager").config, calibration=tiny[1])
 
 

@@ -93,6 +93,24 @@ def value(name, index, number):
     return lambda tensors, metadata: tensors[f"layers.1.k.{name}"].__setitem__(index, number)
 
 
+def whole(name, matrix):
+    return lambda tensors, metadata: tensors[f"layers.1.k.{name}"].copy_(matrix)
+
+
+def rolled(tensors, metadata):
+    """A basis and its inverse, but not what keys and queries could both be turned into."""
+    whole("basis", torch.eye(32).roll(1, 0))(tensors, metadata)
+    whole("inverse", torch.eye(32).roll(-1, 0))(tensors, metadata)
+
+
+def stretched(tensors, metadata):
+    """Rows that one coordinate fills: the others come back with its error."""
+    scales = torch.ones(32)
+    scales[0] = 100.0
+    whole("basis", scales.diag())(tensors, metadata)
+    whole("inverse", (1 / scales).diag())(tensors, metadata)
+
+
 def about_budget(**changes):
     def change(tensors, metadata):
         (budget,) = json.loads(metadata["gyrecal"])["budgets"]
@@ -106,10 +124,14 @@ def about_budget(**changes):
     [
         ("no file that gyre.calibrate wrote", lambda tensors, metadata: metadata.pop("gyrecal")),
         ("of version 3", about(version=3)),
+        ("description cannot be read", about(version="3" * 100000)),
         ("of version 1, which has no checksum: make it again", about(version=1)),
         ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="[" * 100000)),
         ("description cannot be read", about(sensitivities=[[1e-3, float("nan")]] * 4)),
         ("description cannot be read", about_budget(predicted=float("inf"))),
+        ("description cannot be read", about_budget(bits=10**400)),
+        ("description cannot be read", about_budget(bits=True)),
+        ("description cannot be read", about(tokens=10**400)),
         ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="{")),
         ("description cannot be read", about(head_dim=0)),
         ("description cannot be read", about(gains=[])),
@@ -125,6 +147,7 @@ def about_budget(**changes):
         ("description cannot be read", about(sensitivities=[[1e-3]] * 4)),
         ("description cannot be read", about(sensitivities=[1e-3] * 4)),
         ("description cannot be read", about(gains=[0.2])),
+        ("description cannot be read", about(gains=[1.0] * 9)),
         ("description cannot be read", about(model=5)),
         ("there is no layers.4.k.factor", about(layers=5, sensitivities=[], budgets=[])),
         ("other tensors: layers.3.k.basis", about(layers=3, sensitivities=[], budgets=[])),
@@ -135,6 +158,10 @@ def about_budget(**changes):
         ("must be finite", lambda tensors, metadata: tensors["layers.1.k.mean"].fill_(float("nan"))),
         ("layers.1.k.factor must be from -1000 to 1000, got 10000", value("factor", (0, 1, 2), 1e4)),
         ("layers.1.k.factor must be 0 on and below its diagonal", value("factor", (0, 2, 1), 0.1)),
+        ("layers.1.k.factor multiplies the squared error of rows by", whole("factor", torch.full((32, 32), 3.0).triu(1))),
+        ("layers.1.k.factor multiplies the squared error of rows by", value("factor", (1, 2, 9), 100.0)),
+        ("layers.1.k.basis must be symmetric", rolled),
+        ("layers.1.k.basis multiplies the squared error of rows by", stretched),
         ("layers.1.k.diagonal must be above 0", value("diagonal", (1, 3), 0.0)),
         ("layers.1.k.mean must be from -65504 to 65504", value("mean", (1, 3), 1e6)),
         ("layers.1.k.inverse times basis is .* from the identity", value("basis", (1, 3, 3), 5.0)),
@@ -146,6 +173,21 @@ def test_damaged_files_are_refused(made, tmp_path, message, change):
     with pytest.raises(gyre.IoError, match=message) as refused:
         damaged(made, tmp_path, change)
     assert str(refused.value).count("calibration: ") == 1
+
+
+def test_every_depth_of_a_description_is_refused(made, tmp_path):
+    # What can just be read is too deep for the checksum, or for the message that names the version.
+    limit = sys.getrecursionlimit()
+    made[1].save(tmp_path / "a")
+    with safetensors.safe_open(tmp_path / "a", "pt") as file:
+        whole = file.metadata()["gyrecal"][:-1]
+    tensors = {"x": torch.zeros(1)}
+    for key in ("version", "extra"):
+        for depth in range(limit - 200, limit + 1):
+            text = f'{whole}, "{key}": {"[" * depth}{"]" * depth}}}'
+            safetensors_torch.save_file(tensors, tmp_path / "b", {"gyrecal": text})
+            with pytest.raises(gyre.IoError, match="calibration: .*b: "):
+                Calibration.load(tmp_path / "b")
 
 
 def test_every_flipped_bit_is_refused(made, tmp_path):
@@ -197,9 +239,17 @@ def test_a_save_that_fails_leaves_the_old_file(made, tmp_path, monkeypatch):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("no safetensors")
-    for name in ("text", "none"):
-        with pytest.raises(gyre.IoError, match=name):
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (("text", ""), ("none", "No such file"), ("pipe", "is not a regular file"), (".", "is not a regular file")):
+        with pytest.raises(gyre.IoError, match=f"{tmp_path.name}.*{name}.*{why}"):
             Calibration.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("path, message", [("", "the path is empty"), ("a\0b", "the path has a NUL at character 1")])
+def test_paths_that_are_none(made, path, message):
+    for call in (Calibration.load, made[1].save):
+        with pytest.raises(gyre.InvalidArgument, match=message):
+            call(path)
 
 
 def test_another_model_is_refused(made):
@@ -208,7 +258,7 @@ def test_another_model_is_refused(made):
         warnings.simplefilter("error")
         calibration.check(model.config, 256)
     for name, changes in (("llama", {}), ("qwen3", dict(num_hidden_layers=3)), ("qwen3", dict(head_dim=64))):
-        with pytest.raises(gyre.InvalidArgument, match="made for random, whose config is another than that of this"):
+        with pytest.raises(gyre.InvalidArgument, match="made for random, whose config differs from that of this"):
             calibration.check(random_model(name, "eager", **changes).config)
 
 
@@ -319,7 +369,7 @@ def test_refusals_of_the_command(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_bytes(TEXT.read_bytes()[:100])
     assert run(tmp_path, text, "--quiet") == 1
-    assert "85 tokens are too few for 128 coordinates" in capsys.readouterr().err
+    assert "85 tokens are too few for rows of 128 coordinates" in capsys.readouterr().err
     text.write_bytes(TEXT.read_bytes()[:16])
     assert run(tmp_path, text, "--no-text", "--budget", "4.125", "--quiet") == 1
     assert "too short for a budget" in capsys.readouterr().err

@@ -166,6 +166,12 @@ def test_refusals(options, message, capsys):
     refused(capsys, message, *options)
 
 
+def test_json_has_no_column_for_relative_to(capsys):
+    with pytest.raises(SystemExit):
+        run("--formats", "tq4", "fp8", "--relative-to", "fp8", "--json")
+    assert "--relative-to adds a column to the table" in capsys.readouterr().err
+
+
 def test_charts_that_cannot_be_written_are_refused_first(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     refused(capsys, "no folder", "--plot", str(tmp_path / "none" / "chart.png"))

@@ -54,7 +54,7 @@ def test_haystacks_hold_what_is_asked(model):
 
 
 def test_a_question_is_answered_if_all_of_it_is(model):
-    """Of a text that repeats itself, the next byte is the one that came before."""
+    """In a text that repeats itself, the model predicts the byte that came before."""
     line = b"The code is 123. " * 20
     stack = retrieval.Haystack(torch.tensor([BYTE_START, *line]), [(torch.tensor(list(b"The code is")), torch.tensor(list(b" 123.")))] * 2)
     stack.questions[1] = stack.questions[1][0], torch.tensor(list(b" 124."))

@@ -278,19 +278,49 @@ def test_outputs_that_are_not_given_are_made(encoder, rng):
         partial = gyre.empty(gyre.attention_partial_shape(3, q.shape, 64))
         gyre.attention_partial(encoder, q, k_cache, v_cache, partial, length=30)
         merged = gyre.attention_merge(encoder, partial)
+        merged_too = gyre.attention_merge(encoder, gyre.attention_partial(encoder, q, k_cache, v_cache, length=30, splits=2))
         rotated = gyre.rope(encoder, q, positions)
         normed = gyre.norm_rope(encoder, q, positions)
+        pairs = [op(encoder, q, positions, k=k[:2]) for op in (gyre.rope, gyre.norm_rope)]
+        k_given = np.zeros_like(k[:2])
+        same = gyre.rope(encoder, q, positions, k=k[:2], k_out=k_given)
         transformed = gyre.hadamard(encoder, gyre.hadamard(encoder, q))
         doubled = gyre.kv_transform(encoder, q, matrix)
         given = np.zeros_like(q)
         assert gyre.rope(encoder, q, positions, given) is given
-    for made in (out, merged):
+    for made in (out, merged, merged_too):
         assert isinstance(made, gyre.Tensor) and np.abs(made.numpy() - expected).max() < 1e-5
     assert halves.dtype == "f16" and np.abs(halves.numpy().astype(np.float32) - expected).max() < 1e-2
     assert np.array_equal(rotated.numpy(), given) and normed.shape == q.shape
+    assert np.array_equal(pairs[0][0].numpy(), given) and np.array_equal(pairs[1][0].numpy(), normed.numpy())
+    assert same[1] is k_given and np.array_equal(pairs[0][1].numpy(), k_given) and pairs[1][1].shape == k_given.shape
     assert np.abs(transformed.numpy() - q).max() < 1e-5 and np.array_equal(doubled.numpy(), 2 * q)
     with pytest.raises(ValueError, match="attention: q must be"):
         gyre.attention(encoder, q[0], k_cache, v_cache, length=30)
+
+
+def test_dequantized_rows_that_are_not_given_are_made(encoder, rng):
+    k = normal(rng, 20, 2, 64)
+    cache = gyre.KvBuffer.allocate("cpu", format="tq8", kv_heads=2, capacity=24, head_dim=64)
+    given = np.zeros((21, 2, 64), np.float32)
+    with encoder:
+        gyre.kv_quantize(encoder, k, cache)
+        made = gyre.kv_dequantize(encoder, cache, first_slot=3)
+        assert gyre.kv_dequantize(encoder, cache, given, first_slot=3) is given
+    assert made.dtype == "f32" and np.array_equal(made.numpy(), given) and np.abs(given[:17] - k[3:]).max() < 0.1
+    with pytest.raises(ValueError, match="kv_dequantize"):
+        gyre.kv_dequantize(encoder, cache, first_slot=25)
+
+
+def test_a_device_says_what_it_supports():
+    assert gyre.supports_attention("cpu", k="tq8", v="tq4", q="f16", out="bf16", paged=True)
+    assert gyre.supports_attention("cpu", k="tq8", v="f16", latent=True)
+    assert not gyre.supports_attention("cpu", k="mlx_native4", v="f16", latent=True)
+    assert gyre.supports_kv_copy("cpu", source="f32", cache="bf16") and not gyre.supports_kv_copy("cpu", cache="i64")
+    assert gyre.supports_kv_quantize(gyre.Device("cpu"), source="f16", format="tq2")
+    assert gyre.supports_rope("cpu", x="f16", out="f32") and not gyre.supports_rope("cpu", x="u8")
+    with pytest.raises(ValueError, match='dtype must be one of f32, .*, i64; got "f64"'):
+        gyre.supports_rope("cpu", x="f64")
 
 
 def test_a_graph_replays_what_was_recorded(encoder, rng):

@@ -1,6 +1,7 @@
 """The distribution: its name, its one version, what it brings along."""
 
 import importlib.metadata
+import inspect
 import pathlib
 import re
 import shutil
@@ -35,6 +36,29 @@ def test_the_stub_describes_the_module():
     for name in gyre.__all__:
         assert re.search(rf"^(class|def) {name}\b", stub, re.MULTILINE), name
     assert re.search(r"def attention\(encoder: Encoder, q: gyre.types.SupportsDLPack.*out: gyre.types.SupportsDLPack \| None = None", stub)
+
+
+def documented(owner, name, thing):
+    """Every function, class, method and property below `thing`, with what help() prints of it."""
+    yield f"{owner}.{name}", inspect.cleandoc(thing.__doc__ or "")
+    if isinstance(thing, type):
+        for member, value in vars(thing).items():
+            if member == "__init__" or not member.startswith("_"):
+                if not isinstance(value, str):  # `code` of an error
+                    yield from documented(f"{owner}.{name}", member, value)
+
+
+def test_every_public_object_has_a_docstring_in_sentences():
+    wrong = []
+    for name in gyre.__all__:
+        for where, text in documented("gyre", name, getattr(gyre, name)):
+            # The signature comes first; what an argument is may begin with its name.
+            sentences = "\n".join(line for line in text.split("\n") if not re.match(r"\w+\(.*\) -> |\(self\)", line)).strip()
+            if not re.match(r"[A-Z]|\w+(, \w+)*( and \w+)? (is|are|names?|holds?|counts|has|matrix)\b|\w+, \w+", sentences):
+                wrong.append((where, text))
+            elif not sentences.endswith("."):
+                wrong.append((where, text))
+    assert not wrong
 
 
 def test_it_imports_without_the_metadata_of_an_installed_package(tmp_path):

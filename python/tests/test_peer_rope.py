@@ -43,7 +43,7 @@ def rotary():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
-    def turn(family: str, embedding: str, config: str, q, k, positions, layer_type=None, **options):
+    def rotate(family: str, embedding: str, config: str, q, k, positions, layer_type=None, **options):
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         made = getattr(transformers, config)(
             hidden_size=HEADS * HEAD_DIM,
@@ -62,7 +62,7 @@ def rotary():
         )
         return [x[0].transpose(0, 1).numpy() for x in rotated]
 
-    return turn
+    return rotate
 
 
 @pytest.mark.parametrize("first", [0, 5000])

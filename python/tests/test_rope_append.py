@@ -53,6 +53,38 @@ def test_into_pages(encoder, rng, name):
     assert (written == two.memory.numpy()).all() and written.any()
 
 
+def test_a_q_out_that_is_not_given_is_made(encoder, rng):
+    q, k, v = inputs(rng, 4)
+    pages = gyre.KvPages("cpu", kv_heads=KV_HEADS, head_dim=DIM, page_tokens=PAGE, pages=1)
+    slots = positions = np.arange(4, dtype=np.int32)
+    given = np.zeros_like(q)
+    with encoder:
+        made = gyre.rope_append(encoder, k, v, pages, slots, q, positions=positions)
+        assert gyre.rope_append(encoder, k, v, pages, slots, q, given, positions) is given
+        assert gyre.rope_append(encoder, k, v, pages, slots, positions=positions) is None
+    assert isinstance(made, gyre.Tensor) and np.array_equal(made.numpy(), given) and given.any()
+    cache = gyre.KvCache("cpu", kv_heads=KV_HEADS, head_dim=DIM, capacity=16)
+    with encoder:
+        cache.begin_step(encoder, 4)
+        made = cache.rope_append(encoder, 0, k, v, q=q)
+    assert np.array_equal(made.numpy(), given)
+
+
+def test_calibrated_slots(encoder, rng):
+    eye = np.broadcast_to(np.eye(DIM, dtype=np.float32), (KV_HEADS, DIM, DIM)).copy()
+    shifted = gyre.KvCalibration(gyre.KvTransform(eye, eye, normal(rng, KV_HEADS, DIM)))
+    q, k, v = inputs(rng, 4)
+    slots = positions = np.arange(4, dtype=np.int32)
+    one, two, plain = (gyre.KvPages("cpu", kv_heads=KV_HEADS, head_dim=DIM, page_tokens=PAGE, pages=1) for _ in range(3))
+    given = {"k_calibration": shifted, "v_calibration": shifted}
+    with encoder:
+        gyre.rope_append(encoder, k, v, one, slots, positions=positions, **given)
+        gyre.rope_append(encoder, k, v, plain, slots, positions=positions)
+        gyre.kv_write(encoder, gyre.rope(encoder, k, positions), v, two, slots, **given)
+    assert (one.memory.numpy() == two.memory.numpy()).all()
+    assert (one.memory.numpy() != plain.memory.numpy()).any()
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_into_a_cache(encoder, rng, norm):
     options = {"norm": True, **weights(rng)} if norm else {"pairing": "adjacent"}

@@ -120,7 +120,7 @@ def test_a_full_pool_refuses(encoder, rng):
     pool = make_pool(pages=2)
     batch = gyre.KvBatch(pool, max_sequences=2, max_tokens=64)
     a, b = pool.sequence(), pool.sequence()
-    with pytest.raises(gyre.OutOfMemory, match="1 pages are missing: the step needs 3 of all keys"):
+    with pytest.raises(gyre.OutOfMemory, match='1 pages are missing: the step needs 3 of group "all keys"'):
         batch.begin_step(encoder, [(a, 17), (b, 16)])
     assert (a.length, b.length) == (0, 0) and pool.describe().groups[0].free == 2
     other = make_pool()

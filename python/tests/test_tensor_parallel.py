@@ -19,7 +19,7 @@ from gyre.integrations.transformers import GyreCache
 RANKS = 2
 GREEDY = dict(max_new_tokens=30, min_new_tokens=30, do_sample=False)
 # Sums over the ranks are rounded differently; now and then that moves a compressed coordinate to the next level.
-MOST_ERROR = {("f32", "f32"): 1e-3, ("tq8", "tq4"): 0.25}
+MAX_ERROR = {("f32", "f32"): 1e-3, ("tq8", "tq4"): 0.25}
 
 
 class Watched(GyreCache):
@@ -39,7 +39,7 @@ def cached(model, formats):
 def run(model, ids):
     """Greedy tokens, logits of the prompt, KV heads and bytes, for each pair of formats."""
     found = {}
-    for formats in MOST_ERROR:
+    for formats in MAX_ERROR:
         cache = cached(model, formats)
         tokens = model.generate(ids, past_key_values=cache, **GREEDY)[0]
         with torch.no_grad():
@@ -68,7 +68,7 @@ def test_ranks_generate_what_one_process_does(name, tmp_path):
     alone = run(load(path, "gyre"), ids)
     torch.multiprocessing.spawn(work, (str(tmp_path), path, ids), nprocs=RANKS)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
-    for formats, most in MOST_ERROR.items():
+    for formats, most in MAX_ERROR.items():
         tokens, logits, heads, nbytes = alone[formats]
         for rank in ranks:
             rank_tokens, rank_logits, rank_heads, rank_nbytes = rank[formats]

@@ -13,9 +13,9 @@ from gyre.integrations.transformers import GyreCache
 pytestmark = pytest.mark.skipif(not hasattr(transformers, "DeepseekV3Config"), reason="transformers has no DeepSeek-V3")
 
 
-def model(attention: str):
-    config = transformers.DeepseekV3Config(
-        vocab_size=61,
+def model(attention: str, vocab_size: int = 61, **changes):
+    shape = dict(
+        vocab_size=vocab_size,
         hidden_size=48,
         intermediate_size=64,
         moe_intermediate_size=32,
@@ -39,14 +39,15 @@ def model(attention: str):
         eos_token_id=2,
         initializer_range=0.2,
     )
+    config = transformers.DeepseekV3Config(**{**shape, **changes})
     config._attn_implementation = attention
     torch.manual_seed(7)
     return transformers.DeepseekV3ForCausalLM(config).eval()
 
 
-def logits(made, ids, cache, pieces) -> torch.Tensor:
+def logits(made, ids, cache, chunks) -> torch.Tensor:
     with torch.no_grad():
-        return torch.cat([made(part, past_key_values=cache, use_cache=True).logits[0] for part in ids.split(pieces, dim=1)])
+        return torch.cat([made(chunk, past_key_values=cache, use_cache=True).logits[0] for chunk in ids.split(chunks, dim=1)])
 
 
 def test_logits_are_those_of_the_models_own_cache():
@@ -61,14 +62,14 @@ def test_logits_are_those_of_the_models_own_cache():
     assert (info.kv_heads, info.head_dim, info.v_head_dim, info.latent) == (1, 64, 16, True)
 
 
-@pytest.mark.parametrize("k, most", [("tq8", 0.03), ("tq4", 0.3)])
-def test_compressed_logits_are_close(k, most):
+@pytest.mark.parametrize("k, bound", [("tq8", 0.03), ("tq4", 0.3)])
+def test_compressed_logits_are_close(k, bound):
     ids = random_tokens(200)
     with torch.no_grad():
         expected = model("eager")(ids).logits[0]
     made = model("gyre")
     got = logits(made, ids, GyreCache(made.config, k=k, v="tq8", tail=16), [150] + [1] * 50)
-    assert ((got - expected).pow(2).mean() / expected.pow(2).mean()).sqrt() < most
+    assert ((got - expected).pow(2).mean() / expected.pow(2).mean()).sqrt() < bound
 
 
 def test_a_padded_batch_is_each_row_alone():

@@ -32,9 +32,9 @@ def layer_of(queue, formats, blocks=40, page=PAGE, dim=DIM, layer_calibration=No
 def part_of(seed, heads=KV_HEADS, mean=True, basis=True):
     """A basis far from the identity, its inverse, and feedback."""
     g = torch.Generator().manual_seed(seed)
-    turn, _ = torch.linalg.qr(torch.randn(heads, DIM, DIM, generator=g, dtype=torch.double))
+    rotation, _ = torch.linalg.qr(torch.randn(heads, DIM, DIM, generator=g, dtype=torch.double))
     stretch = torch.rand(heads, DIM, generator=g, dtype=torch.double) * 2 + 0.5
-    matrix, inverse = (turn @ torch.diag_embed(s) @ turn.mT for s in (stretch, 1 / stretch))
+    matrix, inverse = (rotation @ torch.diag_embed(s) @ rotation.mT for s in (stretch, 1 / stretch))
     factor = torch.randn(heads, DIM, DIM, generator=g).triu(1) * 0.02
     return Part(
         matrix.float() if basis else None,
@@ -145,7 +145,7 @@ class Config:
 def test_a_calibration_of_another_model_is_refused(tmp_path):
     path = str(tmp_path / "m.gyrecal")
     calibration_of().save(path)
-    with pytest.raises(ConfigError, match="it was made for m, whose config is another than that of this other model"):
+    with pytest.raises(ConfigError, match="it was made for m, whose config differs from that of this other model"):
         check(path, Config(), 64)
 
 

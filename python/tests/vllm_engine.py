@@ -1,5 +1,6 @@
 """vLLM with Gyre's attention against transformers with the same cache format: `make vllm`. Every scenario is a process
-of its own; a table says what ran. vllm_engine.py [SCENARIO...] runs some."""
+of its own; a table says what ran. vllm_engine.py [SCENARIO...] runs some; --model FOLDER runs those that compare tokens of
+tiny-d128 with another model."""
 
 import argparse
 import json
@@ -10,95 +11,33 @@ import sys
 import tempfile
 import time
 
-from vllm_reference import MLA, PROMPTS, TOKENS, model_folder
-
-TINY, SWA = "tiny-d128", "small-swa-d256"
-# Where an answer may part from transformers': the two best logits were this close. Sums are rounded in another order,
-# and a compressed key or value may then be rounded to the next level.
-TIE = 0.05
-SCENARIOS = {}
-
-
-# K and V of a scenario whose cache is calibrated begin with this: the formats are those behind it.
-CALIBRATED = "calibrated "
-
-
-def scenario(model=TINY, k="tq8", v="tq4", environment=None, calibrated=False):
-    def add(function):
-        SCENARIOS[function.__name__] = (function, model, CALIBRATED * calibrated + k, v, environment or {})
-        return function
-
-    return add
-
-
-class Run:
-    """One engine with Gyre's attention, in this process."""
-
-    def __init__(self, folder, k, v, layers=None, **options):
-        from vllm import LLM
-
-        formats = {"k": k.removeprefix(CALIBRATED), "v": v, **({"layers": layers} if layers else {})}
-        if k.startswith(CALIBRATED):
-            formats["calibration"] = str(calibration_of(folder))
-        usual = dict(
-            model=str(folder),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=2048,
-            kv_cache_memory_bytes=64 << 20,
-            enforce_eager=True,
-            max_num_seqs=16,
-            attention_backend="CUSTOM",
-            additional_config={"gyre": formats},
-            disable_log_stats=False,
-        )
-        self.llm = LLM(**{**usual, **options})
-
-    def answers(self, prompts=PROMPTS, tokens=TOKENS):
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        outs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
-        self.cached = sum(out.num_cached_tokens or 0 for out in outs)
-        return [list(out.outputs[0].token_ids) for out in outs]
-
-    def metric(self, name):
-        return sum(m.value for m in self.llm.get_metrics() if m.name == name)
-
-
-def calibration_of(folder):
-    return folder.with_suffix(".gyrecal")
-
-
-def want(condition, message):
-    if not condition:
-        raise AssertionError(message)
-
-
-def compare(answers, reference):
-    """How many are equal, and what the others parted at; parting anywhere but at a tie is an error."""
-    equal, ties = 0, []
-    for i, (got, wanted) in enumerate(zip(answers, reference, strict=True)):
-        tokens = wanted["tokens"][: len(got)]
-        if got == tokens:
-            equal += 1
-            continue
-        at = next(t for t in range(len(tokens)) if got[t] != tokens[t])
-        want(wanted["margins"][at] < TIE, f"prompt {i} parts at token {at}, margin {wanted['margins'][at]:.3f}")
-        ties.append(f"prompt {i} parts at a tie of {wanted['margins'][at]:.3f}")
-    return f"{equal} of {len(answers)} equal to transformers" + "".join(f"; {tie}" for tie in ties)
+from vllm_reference import MLA, TOKENS, model_folder, prompts
+from vllm_scenario import (
+    CALIBRATED,
+    ONE_MODEL,
+    SCENARIOS,
+    SWA,
+    TINY,
+    Run,
+    Skipped,
+    cache_memory,
+    calibration_of,
+    compare,
+    scenario,
+    want,
+)
 
 
 @scenario(k="f32", v="f32")
 def alone_f32(folder, reference, k, v):
     run = Run(folder, k, v)
-    return compare([run.answers([prompt])[0] for prompt in PROMPTS], reference)
+    return compare([run.answers([prompt])[0] for prompt in run.prompts], reference)
 
 
 @scenario()
 def alone(folder, reference, k, v):
     run = Run(folder, k, v)
-    return compare([run.answers([prompt])[0] for prompt in PROMPTS], reference)
+    return compare([run.answers([prompt])[0] for prompt in run.prompts], reference)
 
 
 @scenario(k="f32", v="f32")
@@ -120,7 +59,7 @@ def compiled(folder, reference, k, v):
 def prefix_hits(folder, reference, k, v):
     run = Run(folder, k, v, block_size=16)
     first, second = run.answers(), run.answers()
-    want(run.cached > 1000, f"only {run.cached} tokens were in the cache")
+    want(run.cached > 0.3 * sum(map(len, run.prompts)), f"only {run.cached} tokens were in the cache")
     want(first == second, "answers with and without a prefix hit differ")
     return compare(second, reference) + f"; {run.cached} tokens from the cache, the same tokens as without"
 
@@ -133,7 +72,9 @@ def chunked_prefill(folder, reference, k, v):
 
 @scenario()
 def preempted(folder, reference, k, v):
-    run = Run(folder, k, v, block_size=16, num_gpu_blocks_override=130, enable_prefix_caching=False)
+    pages = sum(len(prompt) + TOKENS for prompt in prompts(folder)) // 32  # for half of all tokens
+    length = min(16 * (pages - 1), 2048)
+    run = Run(folder, k, v, block_size=16, num_gpu_blocks_override=pages, max_model_len=length, enable_prefix_caching=False)
     answers = run.answers()
     count = run.metric("vllm:num_preemptions")
     want(count > 0, "nothing was preempted")
@@ -181,8 +122,15 @@ def windows(folder, reference, k, v):
 _TWO = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
+def need_even_heads(folder):
+    heads = json.loads((folder / "config.json").read_text())["num_attention_heads"]
+    if heads % 2:
+        raise Skipped(f"{heads} heads, which vLLM does not divide between 2 processes")
+
+
 @scenario(environment=_TWO)
 def tensor_parallel(folder, reference, k, v):
+    need_even_heads(folder)
     return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
 
 
@@ -202,6 +150,7 @@ def calibrated(folder, reference, k, v):
 
 @scenario(k="tq8", v="tq8", calibrated=True, environment=_TWO)
 def calibrated_parallel(folder, reference, k, v):
+    need_even_heads(folder)
     return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
 
 
@@ -278,19 +227,19 @@ def mla_layer(folder, reference, k, v):
 def server(folder, reference, k, v):
     from vllm_server import serve_and_ask
 
-    answers, client = serve_and_ask(folder, {"k": k, "v": v})
+    answers, client = serve_and_ask(folder, {"k": k, "v": v}, cache_memory(folder))
     return compare(answers, reference) + f"; {client}"
 
 
-@scenario()
+@scenario(k="f32", v="f32")
 def not_asked_for(folder, reference, k, v):
+    """vLLM's own attention, which gives the tokens that f32 pages give."""
     run = Run(folder, k, v, attention_backend=None)
     backend = run.llm.llm_engine.vllm_config.attention_config.backend
     layers = run.llm.llm_engine.vllm_config.compilation_config.static_forward_context
     names = {type(layer.impl).__name__ for layer in layers.values()}
     want(names == {"CPUAttentionBackendImpl"}, f"layers have {names}")
-    run.answers(PROMPTS[:1], 4)
-    return f"vLLM's own attention with backend {backend}"
+    return compare(run.answers(), reference) + f"; vLLM's own attention with backend {backend}"
 
 
 @scenario()
@@ -326,10 +275,12 @@ def layer_refusals(folder, reference, k, v):
     return refusals()
 
 
-def run_one(name, work):
-    function, model, k, v, _ = SCENARIOS[name]
-    reference = json.loads((work / f"{model}-{k}-{v}.json").read_text())
-    text = function(model_folder(model, work), reference, k, v)
+def run_one(name, folder, reference):
+    function, _, k, v, _ = SCENARIOS[name]
+    try:
+        text = "ok       " + function(folder, json.loads(reference.read_text()), k, v)
+    except Skipped as reason:
+        text = f"skipped  {reason}"
     print("\nRESULT", text, flush=True)  # a process of the engine's may have ended in the middle of a line
 
 
@@ -342,31 +293,43 @@ def run_process(arguments, environment, log):
     }
     command, environment = [sys.executable, *map(str, arguments)], {**os.environ, **usual, **environment}
     with open(log, "w") as out:
-        return subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=900).returncode
+        try:
+            return subprocess.run(command, env=environment, stdout=out, stderr=out, timeout=1800).returncode
+        except subprocess.TimeoutExpired:
+            print("TimeoutError: 30 minutes", file=out)
+            return 124
 
 
-def one_row(name, work):
-    _, model, k, v, environment = SCENARIOS[name]
-    folder, log = model_folder(model, work), work / f"{name}.log"
-    if folder is None:
-        return "skipped", f"{model} is not here: set GYRE_MODELS to the folder that has it"
-    tests, reference = pathlib.Path(__file__).parent, work / f"{model}-{k}-{v}.json"
-    is_calibrated, calibration = k.startswith(CALIBRATED), calibration_of(folder)
+def make_reference(reference, folder, k, v):
+    """None, or who failed."""
+    tests, is_calibrated, calibration = pathlib.Path(__file__).parent, k.startswith(CALIBRATED), calibration_of(folder)
     if is_calibrated and not calibration.exists():
         text = tests / "data" / "eval.txt"
         arguments = ["-m", "gyre.calibrate", folder, text, "--tokens", 4096, "--capacity", 2048, "--quiet", "--out", calibration]
         if run_process(arguments, {}, calibration.with_suffix(".log")) != 0:
-            return "FAILED", f"gyre.calibrate: see {calibration.with_suffix('.log')}"
+            return f"gyre.calibrate: see {calibration.with_suffix('.log')}"
     if not reference.exists():
-        log_of_reference = reference.with_suffix(".log")
+        log = reference.with_suffix(".log")
         arguments = [tests / "vllm_reference.py", reference, folder, k.removeprefix(CALIBRATED), v]
-        if run_process(arguments + [calibration] * is_calibrated, {}, log_of_reference) != 0:
-            return "FAILED", f"transformers: see {log_of_reference}"
-    code = run_process([__file__, "--one", name, "--work", work], environment, log)
+        if run_process(arguments + [calibration] * is_calibrated, {}, log) != 0:
+            return f"transformers: see {log}"
+    return None
+
+
+def one_row(name, work, model):
+    _, _, k, v, environment = SCENARIOS[name]
+    folder, log = model_folder(model, work), work / f"{name}.log"
+    if folder is None:
+        return "skipped", f"{model} is not here: set GYRE_MODELS to the folder that has it"
+    reference = work / f"{folder.name}-{k}-{v}.json"
+    failed = make_reference(reference, folder, k, v)
+    if failed:
+        return "FAILED", failed
+    code = run_process([__file__, "--one", name, folder, reference], environment, log)
     lines = log.read_text(errors="replace").splitlines()
     results = [line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")]
     if code == 0 and results:
-        return "ok", results[-1]
+        return results[-1].split(maxsplit=1)
     errors = [line for line in lines if "Error" in line]
     return "FAILED", f"{errors[-1].strip() if errors else f'exit {code}'} (see {log})"
 
@@ -374,20 +337,25 @@ def one_row(name, work):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenarios", nargs="*", help=", ".join(SCENARIOS))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help="a folder: in place of tiny-d128, where tokens are compared")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help="where logs and answers are kept")
     arguments = parser.parse_args()
     if arguments.one:
-        return run_one(arguments.one, arguments.work)
+        name, folder, reference = arguments.one
+        return run_one(name, pathlib.Path(folder), pathlib.Path(reference))
     work = (arguments.work or pathlib.Path(tempfile.mkdtemp(prefix="gyre-vllm-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in arguments.scenarios or SCENARIOS:
-        began = time.time()
-        state, text = one_row(name, work)
-        failed += state == "FAILED"
         _, model, k, v, _ = SCENARIOS[name]
-        print(f"{state:8}{name:18}{model:16}{k + '/' + v:34}{time.time() - began:5.0f} s  {text}", flush=True)
+        if arguments.model and (model != TINY or name in ONE_MODEL):
+            continue
+        began, model = time.time(), arguments.model or model
+        state, text = one_row(name, work, model)
+        failed += state == "FAILED"
+        row = f"{state:8}{name:20}{pathlib.Path(model).name:16}{k + '/' + v:34}"
+        print(f"{row}{time.time() - began:5.0f} s  {text}", flush=True)
     return failed
 
 

@@ -33,8 +33,8 @@ def engine(name, **options):
 
 
 def prompts_of(count, tokens):
-    places = len(TEXT) - tokens
-    return [[256, *TEXT[at : at + tokens - 1]] for at in (613 * i % places for i in range(count))]
+    starts = len(TEXT) - tokens
+    return [[256, *TEXT[at : at + tokens - 1]] for at in (613 * i % starts for i in range(count))]
 
 
 def sampling(tokens):
@@ -56,17 +56,17 @@ def hold(name, memory, tokens):
     core = llm.llm_engine.vllm_config.cache_config
     blocks, block = core.num_gpu_blocks, core.block_size
     fits = (blocks - 1) // -(-tokens // block)  # block 0 is the null block
-    most = 0
+    ran = 0
     if name != "stock":
         for i, prompt in enumerate(prompts_of(fits + 8, tokens - 60)):
             llm.llm_engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling(60))
         while llm.llm_engine.has_unfinished_requests():
             llm.llm_engine.step()
             running = [m.value for m in llm.get_metrics() if m.name == "vllm:num_requests_running"]
-            most = max(most, int(sum(running)))
+            ran = max(ran, int(sum(running)))
     print(
         "RESULT",
-        json.dumps({"tokens": (blocks - 1) * block, "requests": fits, "ran": most, "bytes": memory / (blocks * block)}),
+        json.dumps({"tokens": (blocks - 1) * block, "requests": fits, "ran": ran, "bytes": memory / (blocks * block)}),
         flush=True,
     )
 
@@ -182,7 +182,9 @@ def overhead():
 
 
 def latent(rounds=15):
-    """A decode call of vLLM's CPU kernel for MLA and of latent pages, alternating; the least and the median of all rounds, in ms."""
+    """A decode call of vLLM's CPU kernel for MLA and of latent pages, alternating, on one thread; the least and the median of its
+    CPU time, in ms."""
+    os.environ.update(OMP_NUM_THREADS="1", GYRE_THREADS="1")  # before torch and vLLM are loaded
     import torch
     import vllm._custom_ops as ops
 
@@ -207,14 +209,14 @@ def latent(rounds=15):
 
         cache, pages = rows.view(-1, 16, 576), table(16)
         calls = {"vLLM bf16, pages of 16": lambda: ops.mla_decode_kvcache_cpu(out, q, cache, scale, pages, lengths)}
-        for k, v, page in (("bf16", "bf16", 16), ("bf16", "bf16", 64), ("tq8", "tq8", 64), ("tq4", "tq8", 64)):
+        for k, v, page in (("bf16", "bf16", 16), ("bf16", "bf16", 64), ("tq8", "tq8", 64), ("tq4", "tq8", 64), ("tq4", "tq8", 16)):
             calls[f"Gyre {k} + {v}, pages of {page}"] = gyres(k, v, page)
         times = {name: [] for name in calls}
         for _ in range(rounds + 1):
             for name, call in calls.items():
-                began = time.perf_counter()
+                began = time.thread_time()
                 call()
-                times[name].append((time.perf_counter() - began) * 1e3)
+                times[name].append((time.thread_time() - began) * 1e3)
         for name, all_times in times.items():
             print(f"{heads} heads, {requests} x {keys}, {name}: {min(all_times[1:]):.2f} ({statistics.median(all_times[1:]):.2f})", flush=True)
 

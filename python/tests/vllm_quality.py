@@ -29,14 +29,13 @@ ANSWER = 32  # tokens
 
 def predict(name, model, texts, tokens, calibration):
     """For each text and position: the logprobs of the most probable tokens, and the right one's. And tokens of answers."""
-    from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    start = tokenizer.bos_token_id
-    read = [tokenizer((texts / f"{text}.txt").read_text())["input_ids"] for text in PREDICTED]
-    prompts = [[start, *text][:tokens] for text in read]
-    questions = [[start, *text[at : at + 23 + 97 * i]] for text in read for i, at in enumerate((tokens, 1500))]
+    from gyre.eval.text import read_tokens
+
+    read = [read_tokens("vllm_quality", str(model), (texts / f"{text}.txt").read_bytes()) for text in PREDICTED]
+    prompts = [[start, *ids][:tokens] for ids, start, _ in read]
+    questions = [[start, *ids[at : at + 23 + 97 * i]] for ids, start, _ in read for i, at in enumerate((tokens, 1500))]
     gyres = {}
     if CACHES[name] is not None:
         own = {"calibration": str(calibration)} if name.endswith("calibrated") else {}

@@ -1,6 +1,8 @@
-"""Tokens of transformers on a GyreCache, for vllm_engine.py: vllm_reference.py OUT.json MODEL K V [CALIBRATION], prompts as in
-PROMPTS. K and V are one format, or one for each layer, with commas; "own" is transformers' own cache and attention."""
+"""Tokens of transformers on a GyreCache, for vllm_engine.py: vllm_reference.py OUT.json MODEL K V [CALIBRATION], prompts of
+prompts(). K and V are one format, or one for each of the first layers, with commas, and the last for the others; "own" is
+transformers' own cache and attention."""
 
+import functools
 import json
 import os
 import pathlib
@@ -9,20 +11,28 @@ import sys
 TESTS = pathlib.Path(__file__).parent
 TEXT = (TESTS / "data" / "eval.txt").read_bytes()
 TOKENS = 32
-# Token 256 starts a text. 16 prompts of 2 to 1101 tokens.
-PROMPTS = [
-    [256, *text]
-    for text in (
-        b"The cache of a model is",
-        b"This program is free software; you can",
-        b"Usage: tar [OPTION...] ",
-        b"A",
-        TEXT[1000:1300],
-        TEXT[5000:5777],
-        TEXT[9000:10100],
-        *(TEXT[700 * i : 700 * i + 40 + 13 * i] for i in range(3, 12)),
-    )
-]
+QUESTIONS = (
+    b"The cache of a model is",
+    b"This program is free software; you can",
+    b"Usage: tar [OPTION...] ",
+    b"A",
+    TEXT[1000:1300],
+    TEXT[5000:5777],
+    TEXT[9000:10100],
+    *(TEXT[700 * i : 700 * i + 40 + 13 * i] for i in range(3, 12)),
+)
+
+
+@functools.cache
+def prompts(folder):
+    """16 prompts in the model's tokens: 2 to 1101 where these are bytes."""
+    from gyre.eval.text import read_tokens
+
+    made = []
+    for text in QUESTIONS:
+        ids, start, _ = read_tokens("vllm_reference", str(folder), text)
+        made.append([start, *ids])
+    return made
 
 
 MLA = "random-mla"
@@ -60,25 +70,32 @@ def make_mla(folder):
 
 
 def model_folder(name, links):
-    """A folder with the model's own weights alone: vLLM loads every *.safetensors that it finds."""
+    """A folder with the model's own weights alone: vLLM loads every *.safetensors that it finds. `name` may be a path."""
     if name == MLA:
         folder = pathlib.Path(links) / name
         if not (folder / "config.json").exists():
             make_mla(folder)
         return folder
-    for models in (TESTS / "data", pathlib.Path(os.environ.get("GYRE_MODELS", TESTS / "data"))):
+    for models in (TESTS / "data", pathlib.Path(os.environ.get("GYRE_MODELS", TESTS / "data")), pathlib.Path()):
         source = models / name
         if (source / "config.json").exists():
             break
     else:
         return None
-    folder = pathlib.Path(links) / name
+    folder = pathlib.Path(links) / source.name
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         link = folder / file.name
         if file.name != "real_qkv.safetensors" and not link.exists():
             link.symlink_to(file.resolve())
     return folder
+
+
+def each_layer(formats, layers):
+    if "," not in formats:
+        return formats
+    first = formats.split(",")
+    return first + first[-1:] * (layers - len(first))
 
 
 def main(out, path, k, v, calibration=None):
@@ -89,9 +106,9 @@ def main(out, path, k, v, calibration=None):
 
     attention = "eager" if k == "own" else "gyre"
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
-    k, v = (x.split(",") if "," in x else x for x in (k, v))
+    k, v = (each_layer(x, model.config.num_hidden_layers) for x in (k, v))
     answers = []
-    for prompt in PROMPTS:
+    for prompt in prompts(path):
         given = torch.tensor([prompt])
         cache = None
         if k != "own":

@@ -1,4 +1,4 @@
-"""`vllm serve` with Gyre's attention, asked by several clients at once; for vllm_engine.py."""
+"""`vllm serve` with Gyre's attention, asked by several clients at once; for vllm_engine.py and vllm_load.py."""
 
 import concurrent.futures
 import contextlib
@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 
-from vllm_reference import PROMPTS, TOKENS
+from vllm_reference import TOKENS, prompts
 
 
 def free_port():
@@ -19,7 +19,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def wait_until_up(server, port, seconds=300):
+def wait_until_up(server, port, seconds=900):
     for _ in range(seconds):
         if server.poll() is not None:
             raise AssertionError(f"RuntimeError: vllm serve ended with {server.returncode}")
@@ -58,21 +58,33 @@ def asker(port):
     return ask, f"openai {openai.__version__}"
 
 
-def serve_and_ask(folder, formats):
-    """Answers to PROMPTS, all asked at once."""
+@contextlib.contextmanager
+def serving(folder, gyres, *options):
+    """The process of a server and its port. Without `gyres`, options of the plugin, it has vLLM's own attention."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
-    command += ["--served-model-name", "model", "--port", str(port), "--host", "127.0.0.1", "--skip-tokenizer-init"]
-    command += ["--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(64 << 20)]
-    command += ["--max-num-seqs", "16", "--enforce-eager", "--attention-backend", "CUSTOM"]
-    command += ["--additional-config", json.dumps({"gyre": formats})]
+    command += ["--served-model-name", "model", "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", *options]
+    if gyres:
+        command += ["--attention-backend", "CUSTOM", "--additional-config", json.dumps({"gyre": gyres})]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     server = subprocess.Popen(command, env=environment)
     try:
         wait_until_up(server, port)
-        ask, who = asker(port)
-        with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as threads:
-            return list(threads.map(ask, PROMPTS)), f"{len(PROMPTS)} at once, client: {who}"
+        yield server, port
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def serve_and_ask(folder, gyres, memory):
+    """Answers to the prompts of vllm_reference.py, all asked at once."""
+    options = ("--skip-tokenizer-init", "--dtype", "float32", "--kv-cache-memory-bytes", str(memory))
+    with serving(folder, gyres, *options) as (_, port):
+        ask, who = asker(port)
+        asked = prompts(folder)
+        with concurrent.futures.ThreadPoolExecutor(len(asked)) as threads:
+            return list(threads.map(ask, asked)), f"{len(asked)} at once, client: {who}"

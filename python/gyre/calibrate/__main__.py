@@ -57,8 +57,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def add_budgets(calibration: Calibration, model, texts, options) -> None:
-    if latent_dims(model.config) is not None:
-        raise gyre.InvalidArgument("calibrate: latent layers (MLA) take no --budget")
     if not texts:
         raise gyre.InvalidArgument("calibrate: the text is too short for a budget, whose formats are chosen by what it loses")
     costs = sensitivities(model, pieces(texts), calibration, progress=not options.quiet)
@@ -71,10 +69,13 @@ def add_budgets(calibration: Calibration, model, texts, options) -> None:
             calibration.budgets.append(best(costs, calibration.head_dim, bits, counts))
 
 
-def describe(calibration: Calibration, path: str) -> str:
+def describe(calibration: Calibration, path: str, latent: bool) -> str:
+    heads = f"{calibration.kv_heads} KV heads, head_dim {calibration.head_dim}"
+    if latent:
+        heads = f"latents of {calibration.head_dim} coordinates, rotary parts of {calibration.v_head_dim}"
     lines = [
-        f"{path}: {calibration.model}, recipe {calibration.recipe}, {len(calibration.layers)} layers, {calibration.kv_heads} KV heads, "
-        f"head_dim {calibration.head_dim}, {calibration.tokens} tokens, "
+        f"{path}: {calibration.model}, recipe {calibration.recipe}, {len(calibration.layers)} layers, {heads}, "
+        f"{calibration.tokens} tokens, "
         + (f"positions below {calibration.capacity}" if calibration.capacity else "every position")
     ]
     if calibration.sensitivities:
@@ -101,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
             options.capacity = options.capacity or min(_CAPACITY, positions or _CAPACITY)
             texts = windows(ids, start, options.tokens, positions or WINDOW)
         model, device = load_model("calibrate", options)
+        if options.budget and latent_dims(model.config) is not None:
+            raise gyre.InvalidArgument("calibrate: latent layers (MLA) take no --budget")
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", CalibrationWarning)
             calibration = calibrate(
@@ -120,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     except (gyre.Error, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(describe(calibration, path))
+    print(describe(calibration, path, latent_dims(model.config) is not None))
     return 0
 
 

@@ -1,9 +1,12 @@
 """A calibration in one file, *.gyrecal: safetensors inside.
 
-Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, head_dim, head_dim], .mean, .diagonal [kv_heads, head_dim]; basis and
-inverse come together or not at all, mean with them or not. Of latent layers k is the latent and v the rotary part, of v_head_dim. Metadata: "gyrecal": JSON with the version and what Calibration has; one entry,
-because safetensors writes several in any order, and equal calibrations are equal files. Its "checksum" is the SHA-256 of everything else:
-the description as JSON with sorted keys, then each tensor's name, shape and bytes in the order of the names.
+Tensors, f32: layers.{i}.{k|v}.basis, .inverse, .factor [kv_heads, dim, dim], .mean, .diagonal [kv_heads, dim]. basis and inverse come
+together or not at all, and only with them may a mean come. dim is head_dim; in a latent layer (MLA) k is the latent, with head_dim
+coordinates, and v the rotary part, with v_head_dim.
+
+The metadata has one entry, "gyrecal": JSON with the version, the fields of Calibration and the dims. It is one entry because safetensors
+writes several in any order, and equal calibrations must be equal files. Its "checksum" is the SHA-256 of everything else: the description
+as JSON with sorted keys, then each tensor's name, dtype, shape and bytes in the order of the names.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ UNCHECKED_VERSION = 1  # had no checksum; is refused
 # The encoder multiplies errors by the factor, and rows by the basis. The floors of solve.py keep both far below this.
 LARGEST = 1000.0
 LARGEST_MEAN = 65504.0  # what 16-bit keys and values can be
+# What weighs much is coded well at the expense of what weighs little: so often may a row's squared error grow. Feedback: 3 times in
+# SmolLM2-135M, at most 8 with moments of all kinds that were tried; a basis: 3 times.
+LARGEST_GROWTH = 50.0
+MOST_GAINS = 8  # that a cache takes
 FARTHEST = 4  # times the range that a calibration is for; nothing was measured beyond
 _IDENTITY = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
@@ -39,8 +46,8 @@ _LATENT_IDENTITY = "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v
 
 @dataclass
 class Part:
-    """Keys or values of one layer, f32. basis, inverse, factor: [kv_heads, head_dim, head_dim]; mean, diagonal: [kv_heads, head_dim].
-    basis and inverse are None where the encoder's feedback is all there is; so may be the mean."""
+    """Keys or values of one layer (MLA: its latent or its rotary part), f32. basis, inverse, factor: [kv_heads, dim, dim]; mean,
+    diagonal: [kv_heads, dim]. basis and inverse are None if there is error feedback alone; the mean may be None with them, too."""
 
     basis: torch.Tensor | None
     inverse: torch.Tensor | None
@@ -83,11 +90,12 @@ class Calibration:
 
     @property
     def head_dim(self) -> int:
+        """Coordinates of keys and values; in latent layers (MLA), of the latent."""
         return self.layers[0][0].factor.shape[1]
 
     @property
     def v_head_dim(self) -> int:
-        """Of a latent's rotary part; otherwise head_dim."""
+        """Coordinates of the rotary part in latent layers (MLA); head_dim in all others."""
         return self.layers[0][1].factor.shape[1]
 
     def save(self, path: str | os.PathLike) -> None:
@@ -115,13 +123,17 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Calibration:
+        path = new_file.regular("calibration", path)
         try:
             with safetensors.safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except (OSError, safetensors.SafetensorError) as error:
             raise gyre.IoError(f"calibration: {path}: {error}") from error
-        said = _about(path, metadata, tensors)
+        try:
+            said = _about(path, metadata, tensors)
+        except RecursionError as error:  # so deep that it is read, but neither summed nor printed
+            raise gyre.IoError(f"calibration: {path}: the description cannot be read") from error
         count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
         dims = {"k": d, "v": said.pop("v_head_dim", d)}
         layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, dims[role]) for role in "kv") for i in range(count)]
@@ -135,7 +147,7 @@ class Calibration:
         if identity(config) != self.identity:
             kind = config.get_text_config(decoder=True).model_type
             raise gyre.InvalidArgument(
-                f"calibration: it was made for {self.model}, whose config is another than that of this {kind} model"
+                f"calibration: it was made for {self.model}, whose config differs from that of this {kind} model"
             )
         if not self.capacity or capacity is None or capacity <= self.capacity:
             return
@@ -184,24 +196,26 @@ def _about(path, metadata: dict, tensors: dict[str, torch.Tensor]) -> dict:
         raise gyre.IoError(
             f"calibration: {path}: the file is of version {version}, which has no checksum: make it again with python -m gyre.calibrate"
         )
-    if version is not None and version != VERSION:
+    if type(version) is int and version != VERSION:
         raise gyre.IoError(f"calibration: {path}: the file is of version {version}, this is version {VERSION}")
-    if version is not None and said.pop("checksum", None) != _checksum(said, tensors):
-        raise gyre.IoError(f"calibration: {path}: the checksum is another: the file is damaged")
-    if version is not None:
+    known = type(version) is int
+    if known and said.pop("checksum", None) != _checksum(said, tensors):
+        raise gyre.IoError(f"calibration: {path}: the checksum differs: the file is damaged")
+    if known:
         said.pop("version")
     counts = ["layers", "kv_heads", "head_dim"]
-    if version is not None and "v_head_dim" in said:
+    if known and "v_head_dim" in said:
         counts.append("v_head_dim")
     fields = {*Calibration.__dataclass_fields__, *counts}
     if (
-        version is None
+        not known
         or set(said) != fields
         or any(type(said[name]) is not int or not 0 < said[name] < 1 << 16 for name in counts)
-        or any(type(said[name]) is not int or said[name] < 0 for name in ("capacity", "tokens"))
+        or any(type(said[name]) is not int or not 0 <= said[name] < 1 << 63 for name in ("capacity", "tokens"))
         or not all(isinstance(said[name], list) for name in ("gains", "sensitivities", "budgets"))
         or any(not isinstance(said[name], str) for name in ("recipe", "model", "identity", "sensitivity_format"))
         or not said["gains"]
+        or len(said["gains"]) > MOST_GAINS
         or not all(isinstance(gain, float) and 0.25 <= gain <= 4 for gain in said["gains"])
         or (said["sensitivities"] and not _is_numbers(said["sensitivities"], said["layers"], 2))
         or not all(_is_budget(budget, said["layers"]) for budget in said["budgets"])
@@ -221,7 +235,7 @@ def _is_budget(budget, layers: int) -> bool:
     return (
         isinstance(budget, dict)
         and set(budget) == set(Budget.__dataclass_fields__)
-        and all(isinstance(budget[name], (int, float)) and math.isfinite(budget[name]) for name in ("bits", "used", "predicted"))
+        and all(type(budget[name]) in (int, float) and abs(budget[name]) < 1e9 for name in ("bits", "used", "predicted"))
         and budget["by"] in ("coordinate", "bytes")
         and all(isinstance(budget[name], list) and len(budget[name]) == layers for name in "kv")
         and all(isinstance(name, str) and name in BITS for name in budget["k"] + budget["v"])
@@ -269,4 +283,24 @@ def _problem(part: Part) -> str:
         apart = (part.basis @ part.inverse - identity).abs().max()
         if apart > 1e-2:
             return f"inverse times basis is {apart:g} from the identity"
+        if (part.basis - part.basis.transpose(-1, -2)).abs().max() > 1e-3 * part.basis.abs().max():
+            return "basis must be symmetric"
+    growth = {"factor": _feedback_growth(part.factor)}
+    if part.basis is not None:
+        growth["basis"] = (_mean_square(part.basis) * _mean_square(part.inverse)).max()
+    for name, found in growth.items():
+        if not found <= LARGEST_GROWTH:
+            return f"{name} multiplies the squared error of rows by {found:g}, at most {LARGEST_GROWTH:g} makes sense"
     return ""
+
+
+def _mean_square(matrix: torch.Tensor) -> torch.Tensor:
+    """How often a matrix [..., d, d] multiplies the squares of rows whose coordinates are independent, on average."""
+    return matrix.double().square().sum((-1, -2)) / matrix.shape[-1]
+
+
+def _feedback_growth(factor: torch.Tensor) -> torch.Tensor:
+    """The error e of a row whose codes are rounded by u: (1 + factor)^T e = u."""
+    one = torch.eye(factor.shape[-1], dtype=torch.float64)
+    unit = factor.double() + one
+    return _mean_square(torch.linalg.solve_triangular(unit, one.expand(unit.shape), upper=True, unitriangular=True)).max()

@@ -21,6 +21,7 @@ from gyre.integrations.transformers.config import latent_dims
 
 from .file import Part
 from .moments import SETTLED, SKIPPED, STEP, Sum, first_tokens
+from .rotary import pair_means
 from .solve import FIRST_GAIN, FIRST_WEIGHT, centered, part, with_first
 
 
@@ -74,7 +75,7 @@ class LatentMoments:
         for q, weights in zip(query, self.values.float()):
             p = (scale * q @ self.keys.T).masked_fill(hidden, float("-inf")).softmax(-1)
             masses.append(p[min(SETTLED, len(at) // 2) :, 0].double().mean())
-            self._weigh(p[at >= SKIPPED], scale * q[at >= SKIPPED], weights)
+            self._add_weights(p[at >= SKIPPED], scale * q[at >= SKIPPED], weights)
         if begin == 0 and len(at) > SKIPPED:
             self.masses.append(torch.stack(masses).mean()[None])
         kept = slice(max(0, SKIPPED - begin), None)
@@ -82,33 +83,30 @@ class LatentMoments:
             self.latent.add(latent[:, kept])
             self.rotary.add(rotary[:, kept])
 
-    def _weigh(self, p: torch.Tensor, q: torch.Tensor, weights: torch.Tensor) -> None:
-        """What the queries of one head make of errors. p: [queries, keys]; q: [queries, latent + rotary]; weights: W^T W."""
+    def _add_weights(self, p: torch.Tensor, q: torch.Tensor, weights: torch.Tensor) -> None:
+        """Adds what errors cost the queries of one head. p: [queries, keys]; q: [queries, latent + rotary], times the softmax scale;
+        weights: W^T W."""
         dim = self.attention.latent
         x, squares = self.keys[:, :dim], p.square()
-        out, total, near = p @ x, squares.sum(1), squares @ x
+        out, total, squares_x = p @ x, squares.sum(1), squares @ x
         through = out @ weights
         # The sum of p^2 |W (x - out)|^2 over all keys.
-        spread = squares @ ((x @ weights) * x).sum(1) - 2 * (through * near).sum(1) + total * (through * out).sum(1)
+        spread = squares @ ((x @ weights) * x).sum(1) - 2 * (through * squares_x).sum(1) + total * (through * out).sum(1)
         q = (q * spread.clamp(min=0).sqrt()[:, None]).double()
         self.value_weights = self.value_weights + total.double().sum() * weights.double()
         self.key_weights = self.key_weights + q[:, :dim].T @ q[:, :dim]
         self.rotary_weights = self.rotary_weights + q[:, dim:].T @ q[:, dim:]
 
     def parts(self, transform: bool) -> tuple[Part, Part]:
-        weight = (FIRST_GAIN * torch.stack(self.masses).mean(0)).clamp(max=FIRST_WEIGHT)
-        mean, second = with_first(self.latent.mean, self.latent.moment, self.first, weight)
-        weights = (self.value_weights + self.key_weights)[None]
-        rotary, queries = _pair_energies(self.rotary.moment), _pair_energies(self.rotary_weights[None])
+        """The latent's and the rotary part's. transform: False makes error feedback alone."""
+        # Positions rotate a pair, and change neither its energy nor what an error of it costs.
+        by_pair = lambda second: pair_means(second.diagonal(dim1=-2, dim2=-1)).diag_embed()
+        weights, rotary_weights = (self.value_weights + self.key_weights)[None], by_pair(self.rotary_weights[None])
         if not transform:
-            return part(None, weights, None), part(None, queries, None)
-        return part(centered(second, mean), weights, mean), part(rotary, queries, None)
-
-
-def _pair_energies(second: torch.Tensor) -> torch.Tensor:
-    """The mean energy of each pair (m, m + n) in both of its places of a diagonal matrix: what no position changes."""
-    energies = second.diagonal(dim1=1, dim2=2).unflatten(-1, (2, -1)).mean(-2)
-    return torch.cat([energies, energies], -1).diag_embed()
+            return part(None, weights, None), part(None, rotary_weights, None)
+        first_weight = (FIRST_GAIN * torch.stack(self.masses).mean(0)).clamp(max=FIRST_WEIGHT)
+        mean, second = with_first(self.latent.mean, self.latent.moment, self.first, first_weight)
+        return part(centered(second, mean), weights, mean), part(by_pair(self.rotary.moment), rotary_weights, None)
 
 
 class _Tap(GyreCache):

@@ -1,4 +1,4 @@
-"""A file that is at its path as a whole or not at all, as snapshots are (docs/snapshots.md)."""
+"""Files that are at their path as a whole or not at all, and are read only if they are files: as snapshots are (docs/snapshots.md)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import gyre
 def replace(op: str, path: str | os.PathLike, content: bytes) -> None:
     """Writes a private temporary file beside `path`, syncs it and renames it. A link is followed. The new file has the mode of the
     one that it replaces, if both have the same owner; a file that is new is its owner's alone."""
-    path = os.fspath(path)
-    if not path:
-        raise gyre.InvalidArgument(f"{op}: the path is empty")
+    path = _whole(op, path)
     unfinished = None
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
@@ -35,6 +33,27 @@ def replace(op: str, path: str | os.PathLike, content: bytes) -> None:
     finally:
         if unfinished is not None:
             os.unlink(unfinished)
+
+
+def regular(op: str, path: str | os.PathLike) -> str:
+    """The path of a file to read: nobody waits for a pipe."""
+    path = _whole(op, path)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise gyre.IoError(f"{op}: {path}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise gyre.IoError(f"{op}: {path}: is not a regular file")
+    return path
+
+
+def _whole(op: str, path: str | os.PathLike) -> str:
+    path = os.fsdecode(path)
+    if not path:
+        raise gyre.InvalidArgument(f"{op}: the path is empty")
+    if "\0" in path:
+        raise gyre.InvalidArgument(f"{op}: the path has a NUL at character {path.index(chr(0))}")
+    return path
 
 
 def _keep_mode(descriptor: int, target: str) -> None:

@@ -55,14 +55,18 @@ class Rotary:
         return out
 
     def pair_energies(self, energies: torch.Tensor) -> torch.Tensor:
-        """[..., head_dim] with the mean of each pair in both of its places: what no position changes."""
-        n, end = len(self.frequencies), self.dim
-        pairs = self.scale**2 * (energies[..., :n] + energies[..., n:end]) / 2
-        return torch.cat([pairs, pairs, energies[..., end:]], -1)
+        """Energies [..., head_dim] of rotated rows, from those before rotation: the mean of each pair, which no position changes."""
+        return torch.cat([self.scale**2 * pair_means(energies[..., : self.dim]), energies[..., self.dim :]], -1)
 
     def _pairs(self, x: torch.Tensor) -> torch.Tensor:
         n = len(self.frequencies)
         return torch.complex(x[..., :n], x[..., n : 2 * n])
+
+
+def pair_means(energies: torch.Tensor) -> torch.Tensor:
+    """The mean of each pair (m, m + n) of [..., 2n], for both of its coordinates."""
+    means = energies.unflatten(-1, (2, -1)).mean(-2)
+    return torch.cat([means, means], -1)
 
 
 def average(angle: torch.Tensor, count: int) -> torch.Tensor:

@@ -26,12 +26,16 @@ def windows(ids: list[int], start: int, tokens: int, longest: int) -> list[torch
     return [torch.tensor([start, *ids[i : i + size]]) for i in range(0, len(ids), size) if len(ids) - i > SKIPPED]
 
 
-def check_tokens(count: int, head_dim: int) -> None:
+def check_dim(name: str, dim: int) -> None:
+    if dim not in (16, 32, 64, 128, 256, 512):
+        raise gyre.InvalidArgument(f"calibrate: {name} must be a power of two from 16 to 512, got {dim}")
+
+
+def check_tokens(count: int, dim: int, advice: str) -> None:
     """Fewer tokens than coordinates have no covariance; a few hundred cost part of the gain (docs/quality.md)."""
-    if count < head_dim:
+    if count < dim:
         raise gyre.InvalidArgument(
-            f"calibrate: {count} tokens are too few for {head_dim} coordinates of a head (the first {SKIPPED} of a text are left "
-            "out): give more text, or --no-text"
+            f"calibrate: {count} tokens are too few for rows of {dim} coordinates (the first {SKIPPED} of a text are left out): {advice}"
         )
     if count < FEW_TOKENS:
         warnings.warn(
@@ -59,13 +63,12 @@ def calibrate(
     if len(heads) != 1:
         raise gyre.InvalidArgument(f"calibrate: every layer must have the same (kv_heads, head_dim), got {sorted(heads)}")
     head_dim = attentions[0].head_dim
-    if head_dim not in (16, 32, 64, 128, 256):
-        raise gyre.InvalidArgument(f"calibrate: head_dim must be a power of two from 16 to 256, got {head_dim}")
+    check_dim("head_dim", head_dim)
     if texts is None:
         layers = [solve.from_weights(*pair) for pair in zip(attentions, rotaries)]
         recipe, capacity, tokens = "Q", 0, 0
     else:
-        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), head_dim)
+        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), head_dim, "give more text, or --no-text")
         moments, tokens = collect(model, attentions, rotaries, texts, device, progress)
         make = solve.from_text if transform else solve.feedback_alone
         layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]
@@ -74,13 +77,12 @@ def calibrate(
 
 
 def _calibrate_latents(model, latents, texts, transform, name, device, progress) -> Calibration:
-    """As calibrate(), of a model with latent attention (MLA); it is for every position."""
-    for what, dim in (("the latent", latents[0].latent), ("the rotary part", latents[0].rotary)):
-        if dim not in (16, 32, 64, 128, 256):
-            raise gyre.InvalidArgument(f"calibrate: {what} must have a power of two from 16 to 256 coordinates, got {dim}")
+    """As calibrate(), for a model with latent attention (MLA). The calibration holds at every position."""
+    check_dim("kv_lora_rank (the latent)", latents[0].latent)
+    check_dim("qk_rope_head_dim (the rotary part)", latents[0].rotary)
     if texts is None:
         raise gyre.InvalidArgument("calibrate: latent layers (MLA) are calibrated from a text: --no-text is not for them")
     tokens = sum(max(0, len(text) - SKIPPED) for text in texts)
-    check_tokens(tokens, latents[0].latent)
+    check_tokens(tokens, latents[0].latent, "give more text")
     layers = [moments.parts(transform) for moments in latent.collect(model, latents, texts, device, progress)]
     return Calibration(layers, "R" if transform else "F", name, identity(model.config), 0, tokens, LATENT_GAINS)

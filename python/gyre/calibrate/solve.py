@@ -23,8 +23,8 @@ FIRST_GAIN, FIRST_WEIGHT = 2.0, 0.4  # position 0 counts as this many times its 
 
 def rotated(matrix: torch.Tensor) -> torch.Tensor:
     """R M R^T of symmetric matrices [..., d, d], by the library's own rotation."""
-    turn = rotation(matrix.shape[-1])
-    return turn @ matrix @ turn.T
+    rotation_matrix = rotation(matrix.shape[-1])
+    return rotation_matrix @ matrix @ rotation_matrix.T
 
 
 def rotation(head_dim: int) -> torch.Tensor:

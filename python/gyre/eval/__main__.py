@@ -70,7 +70,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--plot", metavar="FILE", help="write a chart (needs matplotlib)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.json and options.relative_to is not None:
+        parser.error("--relative-to adds a column to the table, which --json does not print")
+    return options
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -30,8 +30,8 @@ def _q4_0(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rotated_q4_0(x: torch.Tensor) -> torch.Tensor:
-    turn = rotation(x.shape[-1]).float()
-    return _q4_0(x @ turn.T) @ turn
+    rotation_matrix = rotation(x.shape[-1]).float()
+    return _q4_0(x @ rotation_matrix.T) @ rotation_matrix
 
 
 def _nvfp4(x: torch.Tensor) -> torch.Tensor:
@@ -107,9 +107,9 @@ class _RoundedLayer(GyreLayer):
             self.k, self.v = (torch.zeros(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v))
             self.rounded_k = self.rounded_v = 0
         begin, end = self.length, self.length + k.shape[2]
-        turn = self.baseline.round or (lambda x: x)
-        turn_v = _bf16 if self.baseline.rotary_in_bf16 else turn
-        self.k[:, :, begin:end], self.v[:, :, begin:end] = turn(k.float()), turn_v(v.float())
+        store_k = self.baseline.round or (lambda x: x)
+        store_v = _bf16 if self.baseline.rotary_in_bf16 else store_k
+        self.k[:, :, begin:end], self.v[:, :, begin:end] = store_k(k.float()), store_v(v.float())
         self.length = end
 
     def _let_go(self) -> None:

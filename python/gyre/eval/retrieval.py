@@ -39,7 +39,7 @@ class Found:
 
 
 def haystacks(tokenizer, start: int, filler: str, count: int, names: int = 10, digits: int = 3, tokens: int = 1400) -> list[Haystack]:
-    """Texts of about so many tokens, with a code for each of so many names at random places of the filler."""
+    """Texts of about `tokens` tokens, with a code for each name at random places of the filler."""
     lines = [line for line in filler.splitlines() if len(line.split()) > 3]
     encode = lambda text: torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
     found = []

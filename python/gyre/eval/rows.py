@@ -1,4 +1,4 @@
-"""What is measured of one way to store keys and values."""
+"""Measures one way to store keys and values."""
 
 from __future__ import annotations
 

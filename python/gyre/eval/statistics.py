@@ -1,4 +1,4 @@
-"""What is measured of one row, with intervals. Neighbouring positions are alike, so blocks of them are drawn again (block bootstrap)."""
+"""One row's measurements with intervals. Neighbouring positions correlate, so whole blocks are resampled (block bootstrap)."""
 
 from __future__ import annotations
 

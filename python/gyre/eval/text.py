@@ -15,7 +15,7 @@ BYTE_START = 256  # of byte-level models: ids below are bytes
 def read_tokens(op: str, model_dir: str, text: bytes) -> tuple[list[int], int, str]:
     """The tokens of a text, the one that starts a text, and what a token is."""
     if not os.path.isdir(model_dir):  # otherwise the name of a model on the network
-        raise gyre.InvalidArgument(f"{op}: the model must be a folder, {model_dir} is none")
+        raise gyre.InvalidArgument(f"{op}: the model must be a folder, {model_dir} is not")
     try:
         config = AutoConfig.from_pretrained(model_dir).get_text_config(decoder=True)
     except ValueError as error:  # a folder without config.json, or of an unknown architecture

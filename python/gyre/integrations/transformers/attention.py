@@ -50,7 +50,7 @@ def attention(
             f"the model attends over a window of {window} (0: all), the cache was made for {layer.window}: make it "
             "with the config of this model"
         )
-    if layer.stored.latent:
+    if layer.latent:
         return _latent_attention(module, query, key, attention_mask, scaling, softcap, s_aux), None
     batch, kv_heads, tokens, head_dim = key.k.shape
     scale = head_dim**-0.5 if scaling is None else scaling

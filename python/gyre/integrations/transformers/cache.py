@@ -166,7 +166,7 @@ class GyreCache(Cache):
         return sum(layer.store.nbytes for layer in self.layers if layer.store is not None)
 
     def describe(self) -> list:
-        """What is really stored: a KvLayerInfo per layer or, in pages, a KvGroupInfo for each kind of pages; empty
+        """Says what the cache stores: a KvLayerInfo per layer or, in pages, a KvGroupInfo per kind of pages; empty
         before the first tokens."""
         return [info for layer in self.layers if layer.store is not None for info in layer.store.describe()]
 

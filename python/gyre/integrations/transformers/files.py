@@ -30,7 +30,7 @@ from .config import refused
 _MAGIC = b"GYRETEXT"
 _VERSION = 1
 _START = struct.Struct("<8sII")
-_MOST_DESCRIPTION = 1 << 24
+_MAX_DESCRIPTION = 1 << 24
 
 
 def save(cache, path: str | os.PathLike, token_ids: torch.Tensor | Sequence) -> None:
@@ -146,7 +146,7 @@ def _read_head(file) -> tuple[dict, torch.Tensor, torch.Tensor]:
     magic, version, length = _START.unpack(start)
     if magic != _MAGIC:
         raise OSError("this is no file that GyreCache.save() wrote")
-    if version != _VERSION or length > _MOST_DESCRIPTION:
+    if version != _VERSION or length > _MAX_DESCRIPTION:
         raise OSError(f"the file is of version {version}, this is version {_VERSION}")
     text = read(length)
     try:

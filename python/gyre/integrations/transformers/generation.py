@@ -12,7 +12,7 @@ def enable(model, **options):
     """The model attends with Gyre, and its generate() makes a GyreCache with these options where none is given. What
     has no room in the cache is refused before the first token. Returns the model.
 
-    It becomes an object of a class below its own, in which generate() alone is another.
+    Its class becomes a subclass that overrides only generate().
     """
     GyreCache(model.config, **options)  # refused now, not at the first text
     model.set_attn_implementation("gyre")
@@ -35,9 +35,9 @@ class _Enabled:
         cache = kwargs.get("past_key_values")
         if isinstance(cache, GyreCache):
             prompt = _prompt_tokens(inputs, kwargs)
-            new, most = option("max_new_tokens"), option("max_length")
+            new, limit = option("max_new_tokens"), option("max_length")
             if new is None:
-                new = _DEFAULT_NEW_TOKENS if most is None else max(0, most - prompt)
+                new = _DEFAULT_NEW_TOKENS if limit is None else max(0, limit - prompt)
             cache.require(prompt + max(0, new - 1))  # the last one is not stored
         return super().generate(inputs, generation_config, *args, **kwargs)
 

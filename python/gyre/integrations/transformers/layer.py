@@ -91,6 +91,7 @@ class GyreLayer(CacheLayerMixin):
         super().__init__()
         self.layer_calibration = layer_calibration
         self.stored = stored
+        self.latent = stored.latent  # torch.compile cannot read the properties of a KvLayer
         self.columns = columns
         self.capacity = capacity
         self.grows = grows
@@ -164,7 +165,7 @@ class GyreLayer(CacheLayerMixin):
         return step, step
 
     def step(self, k: torch.Tensor, v: torch.Tensor) -> Step:
-        return LatentStep(self, k, v) if self.stored.latent else Step(self, k, v)
+        return LatentStep(self, k, v) if self.latent else Step(self, k, v)
 
     def _check_latent(self, k: torch.Tensor, v: torch.Tensor) -> None:
         dims = (self.stored.head_dim, self.stored.v_head_dim)

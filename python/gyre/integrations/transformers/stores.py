@@ -12,7 +12,7 @@ import gyre
 from .config import refused
 
 _FIRST_TOKENS = 1024  # that a growing store has memory for
-_PAGE_TOKENS = 64  # with pages of so many, layers without a window have the bits of a KvCache
+_PAGE_TOKENS = 64  # with pages of 64 tokens, layers without a window have the bits of a KvCache
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class Shape:
     layer: gyre.KvLayer
     kv_heads: int
     head_dim: int
-    most_tokens: int
+    token_limit: int
     step_tokens: int
-    grows: bool  # False: memory for most_tokens is taken at once
+    grows: bool  # False: memory for token_limit is taken at once
     layer_calibration: tuple = ()  # a pair of gyre.KvCalibration, or none
 
     def first_tokens(self, tokens: int) -> int:
         """Tokens of a row for which memory is taken first."""
         # The rings of windows and tails cannot grow; they are small.
         if not self.grows or self.layer.window:
-            return self.most_tokens
+            return self.token_limit
         ring = self.layer.tail + self.step_tokens if self.layer.tail else 0
-        return min(self.most_tokens, max(_FIRST_TOKENS, tokens, ring, self.layer.sink_tokens + 1))
+        return min(self.token_limit, max(_FIRST_TOKENS, tokens, ring, self.layer.sink_tokens + 1))
 
     def more_tokens(self, now: int, tokens: int) -> int:
-        return min(self.most_tokens, max(2 * now, tokens))
+        return min(self.token_limit, max(2 * now, tokens))
 
 
 class OneSequence:
@@ -53,7 +53,7 @@ class OneSequence:
             head_dim=shape.head_dim,
             capacity=shape.first_tokens(tokens),
             layers=[shape.layer],
-            step_tokens=min(shape.step_tokens, shape.most_tokens),
+            step_tokens=min(shape.step_tokens, shape.token_limit),
             calibration=list(shape.layer_calibration),
         )
 
@@ -139,14 +139,14 @@ class Pages:
             layers=[shape.layer],
             page_tokens=_PAGE_TOKENS,
             sequences=batch + 1,
-            step_tokens=min(shape.step_tokens, shape.most_tokens),
+            step_tokens=min(shape.step_tokens, shape.token_limit),
             calibration=list(shape.layer_calibration),
         )
         self._set_bounds(batch)
 
     def _set_bounds(self, batch: int) -> None:
         """Attention is planned for the bounds of a batch: one batch is for decoding, one for prompts."""
-        step = min(self.shape.step_tokens, self.shape.most_tokens)
+        step = min(self.shape.step_tokens, self.shape.token_limit)
         bounds = dict(max_sequences=batch, max_kv_length=self.row_tokens)
         self.decoding = gyre.KvBatch(self.pool, max_tokens=batch, max_query_length=1, **bounds)
         self.prompts = gyre.KvBatch(self.pool, max_tokens=batch * step, max_query_length=step, **bounds)

@@ -31,7 +31,7 @@ if not vllm.__version__.startswith(tuple(f"{version}." for version in _VERSIONS)
     raise ImportError(f"gyre: the plugin is for vLLM {', '.join(_VERSIONS)}, this is {vllm.__version__}")
 
 _log = init_logger("vllm.gyre")  # vLLM's handlers are on "vllm"
-_MOST_PAGE_TOKENS = 1024
+_MAX_PAGE_TOKENS = 1024
 
 
 class GyreBackend(AttentionBackend):
@@ -40,7 +40,7 @@ class GyreBackend(AttentionBackend):
     forward_includes_kv_cache_update: bool = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *cache_dtypes()]
-    token_bytes: ClassVar[int | None] = None  # of K and V of all heads
+    token_bytes: ClassVar[int | None] = None  # what one token takes in a layer: K and V of all heads, or latent and rotary part
     page_tokens: ClassVar[int | None] = None  # None: as vLLM says
 
     @staticmethod
@@ -72,9 +72,9 @@ class GyreBackend(AttentionBackend):
             return spec
         if cls.token_bytes is None:
             raise RuntimeError("gyre: vLLM asked for a layer's pages before its weights were loaded")
-        if spec.block_size > 1 and (spec.block_size % 8 != 0 or spec.block_size > _MOST_PAGE_TOKENS):
+        if spec.block_size > 1 and (spec.block_size % 8 != 0 or spec.block_size > _MAX_PAGE_TOKENS):
             raise ValueError(
-                f"gyre: --block-size must be a multiple of 8, at most {_MOST_PAGE_TOKENS}, got {spec.block_size}"
+                f"gyre: --block-size must be a multiple of 8, at most {_MAX_PAGE_TOKENS}, got {spec.block_size}"
             )
         spec = replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=cls.token_bytes)
         return spec if cls.page_tokens is None else replace(spec, block_size=cls.page_tokens)

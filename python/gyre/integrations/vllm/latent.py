@@ -13,7 +13,7 @@ MAX_ROWS = 1 << 16
 
 
 class Part(NamedTuple):
-    rows: slice  # of the parts' tokens
+    rows: slice  # of the Tokens that were cut into parts
     step: Step
 
 
@@ -37,12 +37,13 @@ def parts_of(
     is_prefill: torch.Tensor | None = None,
     causal: bool = True,
 ) -> list[Part]:
-    """The step of these tokens, in parts of at most MAX_ROWS rows. A part has the first tokens of a request that the next part
-    goes on with; the request then has fewer keys in it. One part has the tensors themselves, which a captured graph reads."""
-    most, parts = max(MAX_ROWS // heads, 1), []
+    """One step for these tokens, or several of at most MAX_ROWS rows (query heads times tokens) each. The cut may fall inside a
+    request. If attention is causal, a part then ends the request's keys with the request's last token in that part. A step that is
+    not cut keeps the given tensors: a captured graph reads them at their addresses."""
+    part_tokens, parts = max(MAX_ROWS // heads, 1), []
     ends = tokens.starts[1:]
-    for begin in range(tokens.first, tokens.first + tokens.count, most):
-        end = min(begin + most, tokens.first + tokens.count)
+    for begin in range(tokens.first, tokens.first + tokens.count, part_tokens):
+        end = min(begin + part_tokens, tokens.first + tokens.count)
         starts, lengths, rows = tokens.starts, kv_lengths, slice(begin - tokens.first, end - tokens.first)
         if end - begin < tokens.count:
             starts = tokens.starts.clamp(begin, end)

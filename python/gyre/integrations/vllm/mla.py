@@ -77,7 +77,7 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
             max_queries = min(max_queries, threshold)
         decode, prefill, context = None, None, []
         if decodes > 0:
-            of = Tokens(
+            decoding = Tokens(
                 0,
                 decode_tokens,
                 c.query_start_loc[: decodes + 1],
@@ -85,7 +85,7 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
                 c.block_table_tensor[:decodes],
                 max_queries,
             )
-            decode = parts_of(self.queue, self.heads, of, c.seq_lens[:decodes], self._longest(c), is_prefill)
+            decode = parts_of(self.queue, self.heads, decoding, c.seq_lens[:decodes], self._longest(c), is_prefill)
         if decodes < requests:
             context = self._context(c, decodes, decode_tokens)
             prefill = self._prefill(c, decodes, bool(context))
@@ -94,11 +94,11 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
     def _context(self, c: CommonAttentionMetadata, first: int, first_token: int) -> list[Part]:
         """Steps of the requests from `first` on over the keys before their new tokens; none if nothing is stored."""
         starts, last = c.query_start_loc[first : c.num_reqs + 1], c.num_reqs
-        of_host = c.query_start_loc_cpu[first : last + 1]
-        stored = int((c.seq_lens_cpu_upper_bound[first:last] - (of_host[1:] - of_host[:-1])).max())  # exact for prompts
+        starts_cpu = c.query_start_loc_cpu[first : last + 1]
+        stored = int((c.seq_lens_cpu_upper_bound[first:last] - (starts_cpu[1:] - starts_cpu[:-1])).max())  # exact for prompts
         if stored == 0:
             return []
-        of = Tokens(
+        new_tokens = Tokens(
             first_token,
             c.num_actual_tokens - first_token,
             starts,
@@ -107,11 +107,11 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
             c.max_query_len,
         )
         lengths = c.seq_lens[first:last] - (starts[1:] - starts[:-1])
-        return parts_of(self.queue, self.heads, of, lengths, stored, causal=False)
+        return parts_of(self.queue, self.heads, new_tokens, lengths, stored, causal=False)
 
     def _prefill(self, c: CommonAttentionMetadata, first: int, has_context: bool) -> MLACommonPrefillMetadata:
         """For vLLM's prefill kernels, which see the new tokens alone."""
-        starts, of_host = (t[first : c.num_reqs + 1] for t in (c.query_start_loc, c.query_start_loc_cpu))
+        starts, starts_cpu = (t[first : c.num_reqs + 1] for t in (c.query_start_loc, c.query_start_loc_cpu))
         dtype, table = self.vllm_config.model_config.dtype, c.block_table_tensor[first : c.num_reqs]
         chunked = None
         if has_context:  # the kernels then return the log-sum-exp; `_compute_prefill_context` has chunks of its own
@@ -125,7 +125,7 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
             q_data_type=dtype,
             output_dtype=dtype,
             prefill_backend=self.prefill_kernels,
-            query_lens_cpu=of_host[1:] - of_host[:-1],
+            query_lens_cpu=starts_cpu[1:] - starts_cpu[:-1],
         )
         self.prefill_kernels.prepare_metadata(prefill)
         return prefill
