@@ -71,24 +71,21 @@ Contender make_contender(const Device& device, const AttentionShape& s, const Fo
 std::vector<Contestant> contestants(const std::vector<Contender>& contenders) {
   std::vector<Contestant> list;
   list.reserve(contenders.size() + 1);
-  for (const Contender& c : contenders) {
+  for (const Contender& c : contenders)
     list.emplace_back([&c](uint64_t round) { c.graphs[round % c.graphs.size()].replay().wait(); });
-  }
   return list;
 }
 
 Row make_row(const Device& device, const Options& options, const AttentionShape& s,
-             const Contender& c) {
-  Row row;
-  row.op = s.tokens == 1 ? "attention" : "attention prefill";
-  row.device = options.device;
-  row.threads = device.info().compute_units;
-  row.shape = {{"heads", s.heads},
-               {"kv_heads", s.kv_heads},
-               {"head_dim", s.head_dim},
-               {"context", s.context},
-               {"k", std::string(name(c.pair.k))},
-               {"v", std::string(name(c.pair.v))}};
+             const Contender& c, double us) {
+  Row row = bench::make_row(options, device, s.tokens == 1 ? "attention" : "attention prefill",
+                            {{"heads", s.heads},
+                             {"kv_heads", s.kv_heads},
+                             {"head_dim", s.head_dim},
+                             {"context", s.context},
+                             {"k", std::string(name(c.pair.k))},
+                             {"v", std::string(name(c.pair.v))}},
+                            us);
   if (s.latent()) row.shape.emplace_back("rotary_dim", s.rotary_dim);
   if (s.tokens != 1) row.shape.emplace_back("tokens", s.tokens);
   return row;
@@ -116,17 +113,11 @@ std::vector<Row> measure_decode(const Device& device, const AttentionRun& run,
   std::vector<Row> rows;
   for (size_t i = 0; i < contenders.size(); ++i) {
     const Contender& c = contenders[i];
-    Row row = make_row(device, options, run.shape, c);
+    Row row = make_row(device, options, run.shape, c, times[i]);
     row.shape.emplace_back("nmse", c.nmse);
     row.shape.emplace_back("nmse_codec", c.nmse_codec);
-    row.median_us = times[i];
-    row.bytes = c.bytes;
-    row.gbps = static_cast<double>(c.bytes) / times[i] / 1e3;
-    row.limit_gbps = limit;
-    row.fraction = row.gbps / limit;
-    row.against = std::string(name(first.k)) + "/" + std::string(name(first.v));
-    row.against_us = times[0];
-    row.speedup = times[0] / times[i];
+    row.set_limit(c.bytes, limit);
+    row.set_against(std::string(name(first.k)) + "/" + std::string(name(first.v)), times[0]);
     rows.push_back(std::move(row));
   }
   return rows;
@@ -146,12 +137,10 @@ std::vector<Row> measure_prefill(const Device& device, const AttentionRun& run,
   const double flops = attention_flops(run.shape);
   std::vector<Row> rows;
   for (size_t i = 0; i < contenders.size(); ++i) {
-    Row row = make_row(device, options, run.shape, contenders[i]);
+    Row row = make_row(device, options, run.shape, contenders[i], times[i]);
     row.shape.emplace_back("gflops", flops / times[i] / 1e3);
-    row.median_us = times[i];
-    row.against = "the f32 multiply-add rate";
-    row.against_us = flops / (static_cast<double>(fma_flops) / times.back());
-    row.speedup = row.against_us / times[i];
+    row.set_against("the f32 multiply-add rate",
+                    flops / (static_cast<double>(fma_flops) / times.back()));
     rows.push_back(std::move(row));
   }
   return rows;

@@ -70,16 +70,16 @@ std::vector<AttentionRun> chosen(const AttentionChoice& choice) {
 
 void check(const AttentionRun& run) {
   const AttentionShape& s = run.shape;
-  constexpr uint64_t kMostHeads = 1 << 14, kMost = (uint64_t{1} << 31) - 1;
-  const auto within = [](const char* flag, uint64_t value, uint64_t most) {
-    require(value != 0 && value <= most, "bench: ", flag, " must be from 1 to ", most, ", got ",
+  constexpr uint64_t kMaxHeads = 1 << 14, kMax = (uint64_t{1} << 31) - 1;
+  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
+    require(value != 0 && value <= limit, "bench: ", flag, " must be from 1 to ", limit, ", got ",
             value);
   };
-  within("--heads", s.heads, kMostHeads);
-  within("--kv-heads", s.kv_heads, kMostHeads);
+  within("--heads", s.heads, kMaxHeads);
+  within("--kv-heads", s.kv_heads, kMaxHeads);
   within("--head-dim", s.head_dim, 1024);
-  within("--context", s.context, kMost);
-  within("--tokens", s.tokens, kMost);
+  within("--context", s.context, kMax);
+  within("--tokens", s.tokens, kMax);
   require(s.heads % s.kv_heads == 0, "bench: --heads must be a multiple of --kv-heads, got ",
           s.heads, " and ", s.kv_heads);
   // Queries before the first key would see nothing, and no model has them.

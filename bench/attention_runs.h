@@ -23,10 +23,7 @@ struct AttentionChoice {
 };
 
 struct AttentionShape {
-  uint64_t heads = 32;
-  uint64_t kv_heads = 8;
-  uint64_t head_dim = 128;
-  uint64_t context = 0;
+  uint64_t heads = 32, kv_heads = 8, head_dim = 128, context = 0;
   uint64_t tokens = 1;      // queries: the newest tokens of the context; 1 is a decode step
   uint64_t rotary_dim = 0;  // not 0: latent attention, with a latent of head_dim
 

@@ -2,6 +2,7 @@
 
 #include "did_you_mean.h"
 #include "runtime/require.h"
+#include "timing.h"
 
 namespace gyre::bench {
 namespace {
@@ -44,6 +45,25 @@ void check_gpu_flags(const Options& options) {
 }
 
 }  // namespace
+
+Row make_row(const Options& options, const Device& device, std::string op, Shape shape, double us) {
+  Row row;
+  row.op = std::move(op);
+  row.device = options.device;
+  row.threads = device.info().compute_units;
+  row.shape = std::move(shape);
+  row.median_us = us;
+  return row;
+}
+
+std::array<double, 2> in_turns(std::span<const Graph> own, std::span<const Graph> other,
+                               const Options& options) {
+  const auto times =
+      medians_us({[&](uint64_t round) { own[round % own.size()].replay().wait(); },
+                  [&](uint64_t round) { other[round % other.size()].replay().wait(); }},
+                 options.seconds_per_row());
+  return {times[0], times[1]};
+}
 
 bool selects(const Options& options, std::string_view name) {
   const auto has = [&](std::string_view text) {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +13,8 @@
 
 #include "attention_runs.h"
 #include "gyre/device.h"
+#include "gyre/graph.h"
+#include "machine_kernels.h"
 #include "serving_runs.h"
 
 namespace gyre::bench {
@@ -29,13 +33,13 @@ struct Options {
 };
 
 using Field = std::variant<uint64_t, double, std::string>;
+using Shape = std::vector<std::pair<std::string, Field>>;
 
 // One measured row. What does not apply (bytes of a latency, say) stays 0.
 struct Row {
-  std::string op;
-  std::string device;
+  std::string op, device;
   uint32_t threads = 0;
-  std::vector<std::pair<std::string, Field>> shape;
+  Shape shape;
   double median_us = 0;
   uint64_t bytes = 0;     // read and written
   double gbps = 0;        // bytes / median
@@ -45,13 +49,45 @@ struct Row {
   std::string against;    // what the row was compared with, taken in turns; empty: the limit
   double against_us = 0;  // its median
   double speedup = 0;     // against_us / median_us
+
+  void set_against(std::string what, double us) {
+    against = std::move(what);
+    against_us = us;
+    speedup = us / median_us;
+  }
+  void set_limit(uint64_t moved, double gbps_of_limit) {
+    bytes = moved;
+    gbps = static_cast<double>(moved) / median_us / 1e3;
+    limit_gbps = gbps_of_limit;
+    fraction = gbps_of_limit > 0 ? gbps / gbps_of_limit : 0;
+  }
 };
+
+Row make_row(const Options& options, const Device& device, std::string op, Shape shape, double us);
+
+// Replays of both in turns; round by round another of each, so that memory is not in a cache.
+std::array<double, 2> in_turns(std::span<const Graph> own, std::span<const Graph> other,
+                               const Options& options);
 
 // A benchmark: rows of one op. `progress` is told each row's name before it is measured.
 struct Progress {
   std::function<void(const std::string&)> begin;
   std::function<void(const Row&)> done;
 };
+
+// A row for each case, on the CPU.
+template <class Cases, class Text, class Measure>
+std::vector<Row> measure_cases(const Options& options, const Progress& progress, const Cases& cases,
+                               const Text& text, const Measure& measure) {
+  std::vector<Row> rows;
+  const Device device = open_cpu(options.cpu_threads());
+  for (const auto& c : cases) {
+    progress.begin(text(c));
+    rows.push_back(measure(device, c, options));
+    progress.done(rows.back());
+  }
+  return rows;
+}
 
 std::vector<Row> run_attention(const Options& options, const Progress& progress);
 std::vector<Row> run_runtime(const Options& options, const Progress& progress);

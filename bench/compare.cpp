@@ -104,8 +104,7 @@ class Meter {
 
  private:
   const CompareProgress& progress_;
-  double parts_;
-  double done_ = 0;
+  double parts_, done_ = 0;
 };
 
 std::optional<KvLayer> find_window_layer(const ModelShape& s) {
@@ -158,7 +157,7 @@ class Comparison {
     return *std::max_element(options_.contexts.begin(), options_.contexts.end());
   }
 
-  // Of a token, K and V of one layer.
+  // Coordinates of one token, K and V of one layer.
   double coordinates() const {
     const ModelShape& s = options_.shape;
     return static_cast<double>(s.kv_heads * (s.head_dim + s.v_dim()));

@@ -47,8 +47,7 @@ class GpuBench {
  private:
   bool wanted(const char* name) const { return selects(options_, name); }
 
-  Row& add(const std::string& op, std::vector<std::pair<std::string, Field>> shape, double us,
-           uint64_t bytes) {
+  Row& add(const std::string& op, Shape shape, double us, uint64_t bytes) {
     rows_.push_back(gpu_row(gpu_, op, std::move(shape), us, bytes));
     return rows_.back();
   }
@@ -183,9 +182,7 @@ class GpuBench {
                     {"attend_us", parts[2]},
                     {"rope_append_us", parts[3]}},
                    us, 0);
-    row.against = "rope, append, attend in one graph";
-    row.against_us = apart_us;
-    row.speedup = row.against_us / us;
+    row.set_against("rope, append, attend in one graph", apart_us);
     progress_.done(row);
   }
 

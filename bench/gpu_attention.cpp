@@ -90,7 +90,7 @@ Measured measure(const GpuContext& gpu, const AttentionShape& s, const FormatPai
 Row make_row(const GpuContext& gpu, const AttentionRun& run, const FormatPair& pair,
              const Measured& m) {
   const AttentionShape& s = run.shape;
-  std::vector<std::pair<std::string, Field>> fields = {
+  Shape fields = {
       {"heads", s.heads},      {"kv_heads", s.kv_heads},         {"head_dim", s.head_dim},
       {"context", s.context},  {"k", std::string(name(pair.k))}, {"v", std::string(name(pair.v))},
       {"limit_us", m.limit_us}};
@@ -110,16 +110,17 @@ Row make_row(const GpuContext& gpu, const AttentionRun& run, const FormatPair& p
 
 void check_gpu_memory(const Device& device, const AttentionRun& run) {
   const AttentionShape& s = run.shape;
-  double most = 0;
+  double cache_bytes = 0;
   for (const FormatPair& pair : run.formats) {
     const double cache = static_cast<double>(s.context) * token_bytes(device, pair, s);
-    most = std::max(most, cache * static_cast<double>(sets_for(static_cast<uint64_t>(cache))));
+    cache_bytes =
+        std::max(cache_bytes, cache * static_cast<double>(sets_for(static_cast<uint64_t>(cache))));
   }
   const auto queries = static_cast<double>(s.tokens * s.heads * s.q_dim());
   const auto source = static_cast<double>(kSourceTokens * s.kv_heads * s.head_dim);
   // Both are f32 first; the output is as large as the queries.
   const double inputs = (sizeof(float) + 2 * sizeof(uint16_t)) * (queries + source);
-  check_fits("bench", device, most + inputs, s.context);
+  check_fits("bench", device, cache_bytes + inputs, s.context);
 }
 
 std::vector<Row> measure_gpu_attention(const GpuContext& gpu, const AttentionRun& run,
@@ -139,9 +140,7 @@ std::vector<Row> measure_gpu_attention(const GpuContext& gpu, const AttentionRun
     const Measured m = measure(gpu, s, pair, tokens, queries);
     if (rows.empty()) first_us = m.us;
     Row row = make_row(gpu, run, pair, m);
-    row.against = std::string(name(first.k)) + "/" + std::string(name(first.v));
-    row.against_us = first_us;
-    row.speedup = first_us / m.us;
+    row.set_against(std::string(name(first.k)) + "/" + std::string(name(first.v)), first_us);
     progress.done(row);
     rows.push_back(std::move(row));
   }

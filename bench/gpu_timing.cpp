@@ -39,18 +39,14 @@ Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint6
   return half;
 }
 
-Row gpu_row(const GpuContext& gpu, const std::string& op,
-            std::vector<std::pair<std::string, Field>> shape, double us, uint64_t bytes) {
+Row gpu_row(const GpuContext& gpu, const std::string& op, Shape shape, double us, uint64_t bytes) {
   Row row;
   row.op = op;
   row.device = gpu.name;
   row.threads = gpu.device.info().compute_units;
   row.shape = std::move(shape);
   row.median_us = us;
-  row.bytes = bytes;
-  row.gbps = static_cast<double>(bytes) / us / 1e3;
-  row.limit_gbps = gpu.limit_gbps;
-  row.fraction = gpu.limit_gbps > 0 ? row.gbps / gpu.limit_gbps : 0;
+  row.set_limit(bytes, gpu.limit_gbps);
   return row;
 }
 

@@ -38,8 +38,7 @@ Tensor noise_tokens(const Device& device, uint64_t tokens, uint64_t heads, uint6
 // The dtype of a model's queries over such a cache.
 inline DType query_dtype(KvFormat k) { return k == KvFormat::bf16 ? DType::bf16 : DType::f16; }
 
-Row gpu_row(const GpuContext& gpu, const std::string& op,
-            std::vector<std::pair<std::string, Field>> shape, double us, uint64_t bytes);
+Row gpu_row(const GpuContext& gpu, const std::string& op, Shape shape, double us, uint64_t bytes);
 
 // Median microseconds of one command: of a graph, where commands that do not depend on each other
 // may overlap, and submitted, where each runs when the one before has ended.

@@ -75,14 +75,8 @@ Graph record_layers(Encoder& encoder, const KvCache& cache, const Token& token,
 
 Row make_row(const Device& device, const Options& options, const char* op, const char* against,
              double us, double against_us) {
-  Row row;
-  row.op = op;
-  row.device = options.device;
-  row.threads = device.info().compute_units;
-  row.median_us = us;
-  row.against = against;
-  row.against_us = against_us;
-  row.speedup = against_us / us;
+  Row row = make_row(options, device, op, {}, us);
+  row.set_against(against, against_us);
   return row;
 }
 
@@ -129,9 +123,7 @@ Row measure_rope_append(const Device& device, const Options& options) {
   const Part fused = Part::rope_append;
   const std::array graphs = {record_layers(encoder, cache, token, kApart),
                              record_layers(encoder, cache, token, {&fused, 1})};
-  const auto times = medians_us(
-      {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
-      options.seconds_per_row());
+  const auto times = in_turns({&graphs[0], 1}, {&graphs[1], 1}, options);
   Row row = make_row(device, options, "rope_append", "rope, then append", times[1], times[0]);
   row.shape = {{"tokens", uint64_t{1}}, {"heads", kHeads},         {"kv_heads", kKvHeads},
                {"head_dim", kDim},      {"k", std::string("tq4")}, {"v", std::string("tq4")}};
@@ -152,9 +144,7 @@ Row measure_tail_append(const Device& device, const Options& options) {
     const Part part = Part::append;
     graphs.push_back(record_layers(encoder, caches.back(), token, {&part, 1}));
   }
-  const auto times = medians_us(
-      {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
-      options.seconds_per_row());
+  const auto times = in_turns({&graphs[0], 1}, {&graphs[1], 1}, options);
   Row row = make_row(device, options, "kv_cache append", "without a tail", times[1], times[0]);
   row.shape = {{"tokens", uint64_t{1}}, {"kv_heads", kKvHeads},    {"head_dim", kDim},
                {"tail", kTail},         {"k", std::string("tq4")}, {"v", std::string("tq4")}};
@@ -191,9 +181,7 @@ Row measure_tail_attend(const Device& device, const Options& options) {
     graphs.back().replay().wait();
     errors.push_back(attention_nmse(out, q, k, v));
   }
-  const auto times = medians_us(
-      {[&](uint64_t) { graphs[0].replay().wait(); }, [&](uint64_t) { graphs[1].replay().wait(); }},
-      options.seconds_per_row());
+  const auto times = in_turns({&graphs[0], 1}, {&graphs[1], 1}, options);
   Row row = make_row(device, options, "kv_cache attend", "without a tail", times[1], times[0]);
   row.shape = {{"heads", kHeads},         {"kv_heads", kKvHeads}, {"head_dim", kDim},
                {"context", kContext},     {"tail", kTail},        {"k", std::string("tq4")},

@@ -63,39 +63,27 @@ Row measure(const Device& device, const Case& c, const Options& options) {
     copies.back().replay().wait();  // touches the pages, which come as zeros on first use
     limits.back().replay().wait();
   }
-  const auto times = medians_us({[&](uint64_t round) { copies[round % sets].replay().wait(); },
-                                 [&](uint64_t round) { limits[round % sets].replay().wait(); }},
-                                options.seconds_per_row());
-  Row row;
-  row.op = "kv_copy";
-  row.device = options.device;
-  row.threads = device.info().compute_units;
-  row.shape = {{"tokens", c.tokens},
-               {"kv_heads", c.kv_heads},
-               {"head_dim", c.head_dim},
-               {"source", std::string(name(c.source))},
-               {"cache", std::string(name(c.cache))},
-               {"streams", std::string(c.pair ? "k+v" : "k")}};
-  row.median_us = times[0];
-  row.bytes = bytes;
-  row.gbps = static_cast<double>(bytes) / times[0] / 1e3;
-  row.limit_gbps = static_cast<double>(bytes) / times[1] / 1e3;
-  row.fraction = row.gbps / row.limit_gbps;
+  const auto times = in_turns(copies, limits, options);
+  Row row = make_row(options, device, "kv_copy",
+                     {{"tokens", c.tokens},
+                      {"kv_heads", c.kv_heads},
+                      {"head_dim", c.head_dim},
+                      {"source", std::string(name(c.source))},
+                      {"cache", std::string(name(c.cache))},
+                      {"streams", std::string(c.pair ? "k+v" : "k")}},
+                     times[0]);
+  row.set_limit(bytes, static_cast<double>(bytes) / times[1] / 1e3);
   return row;
 }
 
 }  // namespace
 
 std::vector<Row> run_kv_copy(const Options& options, const Progress& progress) {
-  std::vector<Row> rows;
-  const Device device = open_cpu(options.cpu_threads());
-  for (const Case& c : kCases) {
-    progress.begin("kv_copy " + std::string(name(c.source)) + " to " + std::string(name(c.cache)) +
-                   ", " + std::to_string(c.tokens) + " tokens");
-    rows.push_back(measure(device, c, options));
-    progress.done(rows.back());
-  }
-  return rows;
+  const auto text = [](const Case& c) {
+    return "kv_copy " + std::string(name(c.source)) + " to " + std::string(name(c.cache)) + ", " +
+           std::to_string(c.tokens) + " tokens";
+  };
+  return measure_cases(options, progress, kCases, text, measure);
 }
 
 }  // namespace gyre::bench

@@ -68,37 +68,26 @@ Row measure(const Device& device, const Case& c, const Options& options) {
     own.back().replay().wait();
     copies.back().replay().wait();
   }
-  const auto times = medians_us({[&](uint64_t round) { own[round % sets].replay().wait(); },
-                                 [&](uint64_t round) { copies[round % sets].replay().wait(); }},
-                                options.seconds_per_row());
-  Row row;
-  row.op = "kv_quantize";
-  row.device = options.device;
-  row.threads = device.info().compute_units;
-  row.shape = {{"format", std::string(name(c.format))},
-               {"tokens", c.tokens},
-               {"kv_heads", kHeads},
-               {"head_dim", kHeadDim},
-               {"streams", std::string("k+v")}};
-  row.median_us = times[0];
-  row.against = "kv_copy f32 to f16";
-  row.against_us = times[1];
-  row.speedup = times[1] / times[0];
+  const auto times = in_turns(own, copies, options);
+  Row row = make_row(options, device, "kv_quantize",
+                     {{"format", std::string(name(c.format))},
+                      {"tokens", c.tokens},
+                      {"kv_heads", kHeads},
+                      {"head_dim", kHeadDim},
+                      {"streams", std::string("k+v")}},
+                     times[0]);
+  row.set_against("kv_copy f32 to f16", times[1]);
   return row;
 }
 
 }  // namespace
 
 std::vector<Row> run_kv_quantize(const Options& options, const Progress& progress) {
-  std::vector<Row> rows;
-  const Device device = open_cpu(options.cpu_threads());
-  for (const Case& c : kCases) {
-    progress.begin("kv_quantize " + std::string(name(c.format)) + ", " + std::to_string(c.tokens) +
-                   " tokens");
-    rows.push_back(measure(device, c, options));
-    progress.done(rows.back());
-  }
-  return rows;
+  const auto text = [](const Case& c) {
+    return "kv_quantize " + std::string(name(c.format)) + ", " + std::to_string(c.tokens) +
+           " tokens";
+  };
+  return measure_cases(options, progress, kCases, text, measure);
 }
 
 }  // namespace gyre::bench

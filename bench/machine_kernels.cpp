@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "cpu/device.h"
@@ -29,33 +28,14 @@ struct NothingParams {
   uint64_t tasks;
 };
 
-constexpr Kernel<NoSpec, MemcpyParams> kMemcpy{{
-    .name = "memcpy",
-    .params_bytes = sizeof(MemcpyParams),
-    .arg_count = 2,
-    .args = {{{"source", Access::read}, {"target", Access::write}}},
-}};
+constexpr Kernel<NoSpec, MemcpyParams> kMemcpy{
+    "memcpy", {{"source", Access::read}, {"target", Access::write}}};
 
-constexpr Kernel<NoSpec, ReadParams> kRead{{
-    .name = "read",
-    .params_bytes = sizeof(ReadParams),
-    .arg_count = 1,
-    .args = {{{"source", Access::read}}},
-}};
+constexpr Kernel<NoSpec, ReadParams> kRead{"read", {{"source", Access::read}}};
 
-constexpr Kernel<NoSpec, FmaParams> kFma{{
-    .name = "fma",
-    .params_bytes = sizeof(FmaParams),
-    .arg_count = 1,
-    .args = {{{"sink", Access::write}}},
-}};
+constexpr Kernel<NoSpec, FmaParams> kFma{"fma", {{"sink", Access::write}}};
 
-constexpr Kernel<NoSpec, NothingParams> kNothing{{
-    .name = "nothing",
-    .params_bytes = sizeof(NothingParams),
-    .arg_count = 1,
-    .args = {{{"tensor", Access::read_write}}},
-}};
+constexpr Kernel<NoSpec, NothingParams> kNothing{"nothing", {{"tensor", Access::read_write}}};
 
 void run_memcpy(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
   const auto share = cpu::share_of(static_cast<const MemcpyParams*>(params)->bytes, task, tasks);

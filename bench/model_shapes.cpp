@@ -44,15 +44,15 @@ const ModelShape& model_shape(std::string_view name) {
 }
 
 void check(const ModelShape& shape) {
-  constexpr uint64_t kMost = 1024;  // of each; keeps every product far below 64 bits
-  const auto within = [](const char* what, uint64_t value, uint64_t most) {
-    require(value != 0 && value <= most, "compare: ", what, " must be from 1 to ", most, ", got ",
+  constexpr uint64_t kMax = 1024;  // of each; keeps every product far below 64 bits
+  const auto within = [](const char* what, uint64_t value, uint64_t limit) {
+    require(value != 0 && value <= limit, "compare: ", what, " must be from 1 to ", limit, ", got ",
             value);
   };
-  within("layers", shape.layers, kMost);
-  within("heads", shape.heads, kMost);
-  within("kv_heads", shape.kv_heads, kMost);
-  within("head_dim", shape.head_dim, kMost);
+  within("layers", shape.layers, kMax);
+  within("heads", shape.heads, kMax);
+  within("kv_heads", shape.kv_heads, kMax);
+  within("head_dim", shape.head_dim, kMax);
   require(!shape.latent() || shape.kv_heads == 1, "compare: ", shape.name,
           " is latent, it has one KV head, got ", shape.kv_heads);
   require(shape.heads % shape.kv_heads == 0, "compare: heads must be a multiple of kv_heads, got ",

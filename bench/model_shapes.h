@@ -10,10 +10,7 @@ namespace gyre::bench {
 // What a model's KV cache depends on.
 struct ModelShape {
   std::string name;
-  uint64_t layers = 0;
-  uint64_t heads = 0;
-  uint64_t kv_heads = 0;
-  uint64_t head_dim = 0;
+  uint64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   uint64_t window = 0;      // keys that window layers see; 0: there are none
   uint64_t full_every = 0;  // every so many-th layer sees all
   uint64_t rotary_dim = 0;  // not 0: latent attention, with a latent of head_dim and one KV head

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Decode attention of PyTorch's backends on this GPU, f16, to stand beside `gyre bench --device cuda:0`.
+"""Decode attention of PyTorch's backends on this GPU, f16, to compare with `gyre bench attention --device cuda:0`.
 
-Captured in one CUDA graph over caches that leave the GPU's L2 behind; median microseconds of one call. `--latent`: FlashInfer's
-latent attention instead, bf16 and FP8, beside `gyre bench serving --latent`. It needs `flashinfer-python` and its requirements from
-PyPI, and nvcc: it compiles its kernels.
+Captured in one CUDA graph over more caches than fit into the GPU's L2; median microseconds of one call. With `--latent` it measures
+FlashInfer's latent attention over pages of 64, bf16 and FP8, to compare with `gyre bench attention --latent --context 32k` (one sequence,
+not in pages) and `gyre bench serving --latent --batch 16 --context 4k`. That needs `flashinfer-python` and its requirements from PyPI, and
+nvcc: FlashInfer compiles its kernels.
 """
 import sys
 import time

@@ -17,8 +17,7 @@ class ReadLimit {
  public:
   explicit ReadLimit(const Device& device) {
     const bool reads = device.info().name == "cpu";  // only there is a kernel that only reads
-    const uint64_t part = reads ? kReadBytes : kCopyBytes;
-    const uint64_t parts = reads ? rotation(part) : 2;
+    const uint64_t part = reads ? kReadBytes : kCopyBytes, parts = reads ? rotation(part) : 2;
     bytes_ = reads ? part : 2 * part;
     Tensor memory = device.tensor(DType::u8, {parts, part});
     if (reads) memory = touched(memory);

@@ -87,28 +87,18 @@ Row measure(const Device& device, const Case& c, const Options& options) {
     own.back().replay().wait();
     other.back().replay().wait();
   }
-  const auto times = medians_us({[&](uint64_t round) { own[round % sets].replay().wait(); },
-                                 [&](uint64_t round) { other[round % sets].replay().wait(); }},
-                                options.seconds_per_row());
-  Row row;
-  row.op = "rope";
-  row.device = options.device;
-  row.threads = device.info().compute_units;
-  row.shape = {{"case", std::string(c.name)},
-               {"tokens", c.tokens},
-               {"heads", c.heads},
-               {"kv_heads", c.kv_heads},
-               {"head_dim", kHeadDim}};
-  row.median_us = times[0];
+  const auto times = in_turns(own, other, options);
+  Row row = make_row(options, device, "rope",
+                     {{"case", std::string(c.name)},
+                      {"tokens", c.tokens},
+                      {"heads", c.heads},
+                      {"kv_heads", c.kv_heads},
+                      {"head_dim", kHeadDim}},
+                     times[0]);
   if (c.against == nullptr) {
-    row.bytes = bytes;
-    row.gbps = static_cast<double>(bytes) / times[0] / 1e3;
-    row.limit_gbps = static_cast<double>(bytes) / times[1] / 1e3;
-    row.fraction = row.gbps / row.limit_gbps;
+    row.set_limit(bytes, static_cast<double>(bytes) / times[1] / 1e3);
   } else {
-    row.against = c.against;
-    row.against_us = times[1];
-    row.speedup = times[1] / times[0];
+    row.set_against(c.against, times[1]);
   }
   return row;
 }
@@ -116,14 +106,10 @@ Row measure(const Device& device, const Case& c, const Options& options) {
 }  // namespace
 
 std::vector<Row> run_rope(const Options& options, const Progress& progress) {
-  std::vector<Row> rows;
-  const Device device = open_cpu(options.cpu_threads());
-  for (const Case& c : kCases) {
-    progress.begin("rope " + std::string(c.name) + ", " + std::to_string(c.tokens) + " tokens");
-    rows.push_back(measure(device, c, options));
-    progress.done(rows.back());
-  }
-  return rows;
+  const auto text = [](const Case& c) {
+    return "rope " + std::string(c.name) + ", " + std::to_string(c.tokens) + " tokens";
+  };
+  return measure_cases(options, progress, kCases, text, measure);
 }
 
 }  // namespace gyre::bench

@@ -96,12 +96,8 @@ std::vector<Row> run_runtime(const Options& options, const Progress& progress) {
   const Device device = open_cpu(options.cpu_threads());
   for (const Latency& latency : kLatencies) {
     progress.begin(std::string("runtime ") + latency.name);
-    Row row;
-    row.op = "runtime";
-    row.device = options.device;
-    row.threads = device.info().compute_units;
-    row.shape = {{"case", std::string(latency.name)}};
-    row.median_us = latency.measure_us(device, options);
+    Row row = make_row(options, device, "runtime", {{"case", std::string(latency.name)}},
+                       latency.measure_us(device, options));
     row.limit_us = latency.limit_us;
     row.fraction = latency.limit_us > 0 ? row.median_us / latency.limit_us : 0;
     progress.done(row);

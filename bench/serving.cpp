@@ -17,8 +17,7 @@ namespace {
 // Timed work: graphs, each of `commands` steps, and the bytes that a step reads.
 struct Timed {
   std::vector<Graph> graphs;
-  uint64_t commands = 1;
-  uint64_t bytes = 0;
+  uint64_t commands = 1, bytes = 0;
 };
 
 uint64_t sum(const std::vector<uint64_t>& lengths) {
@@ -132,14 +131,13 @@ std::string against_text(const ServingRun& run) {
   }
 }
 
-std::vector<std::pair<std::string, Field>> fields_of(const ServingRun& run,
-                                                     const FormatPair& formats) {
+Shape fields_of(const ServingRun& run, const FormatPair& formats) {
   const ServingShape& s = run.shape;
-  std::vector<std::pair<std::string, Field>> fields = {{"case", s.text()},
-                                                       {"heads", s.heads},
-                                                       {"kv_heads", s.kv_heads},
-                                                       {"head_dim", s.head_dim},
-                                                       {"page", s.page_tokens}};
+  Shape fields = {{"case", s.text()},
+                  {"heads", s.heads},
+                  {"kv_heads", s.kv_heads},
+                  {"head_dim", s.head_dim},
+                  {"page", s.page_tokens}};
   if (s.rotary_dim != 0) fields.emplace_back("rotary_dim", s.rotary_dim);
   if (s.shared != 0) fields.emplace_back("shared", s.shared);
   if (s.tokens != 1) fields.emplace_back("tokens", s.tokens);
@@ -154,13 +152,14 @@ void compare(Row& row, const ServingRun& run, double against_us) {
   row.speedup = against_us / row.median_us;
 }
 
-void check_memory(const Device& device, const ServingRun& run, uint64_t most_formats) {
-  double most = 0;
+void check_memory(const Device& device, const ServingRun& run, uint64_t max_formats) {
+  double cache_bytes = 0;
   for (const FormatPair& pair : run.formats) {
-    most = std::max(most, static_cast<double>(sum(run.shape.lengths)) *
-                              token_bytes(device, pair, run.shape.linear(1)));
+    cache_bytes = std::max(cache_bytes, static_cast<double>(sum(run.shape.lengths)) *
+                                            token_bytes(device, pair, run.shape.linear(1)));
   }
-  check_fits("bench", device, 2 * most * static_cast<double>(most_formats), run.shape.longest());
+  check_fits("bench", device, 2 * cache_bytes * static_cast<double>(max_formats),
+             run.shape.longest());
 }
 
 }  // namespace
@@ -219,16 +218,9 @@ std::vector<Row> run_serving(const Options& options, const Progress& progress) {
     const double limit = reads.gbps(times.back());
     const size_t step = by_format ? 1 : 2;
     for (size_t i = 0; i < run.formats.size(); ++i) {
-      Row row;
-      row.op = "serving";
-      row.device = options.device;
-      row.threads = device.info().compute_units;
-      row.shape = fields_of(run, run.formats[i]);
-      row.median_us = times[step * i];
-      row.bytes = timed[step * i].bytes;
-      row.gbps = static_cast<double>(row.bytes) / row.median_us / 1e3;
-      row.limit_gbps = limit;
-      row.fraction = row.gbps / limit;
+      Row row =
+          make_row(options, device, "serving", fields_of(run, run.formats[i]), times[step * i]);
+      row.set_limit(timed[step * i].bytes, limit);
       compare(row, run, by_format ? times[0] : times[step * i + 1]);
       progress.done(row);
       rows.push_back(std::move(row));

@@ -1,7 +1,6 @@
 #include "serving_runs.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "runtime/require.h"
 
@@ -74,17 +73,17 @@ std::vector<ServingRun> cpu_runs() {
 
 void check(const ServingRun& run) {
   const ServingShape& s = run.shape;
-  constexpr uint64_t kMostHeads = 1 << 14, kMost = (uint64_t{1} << 31) - 1;
-  const auto within = [](const char* flag, uint64_t value, uint64_t most) {
-    require(value != 0 && value <= most, "bench: ", flag, " must be from 1 to ", most, ", got ",
+  constexpr uint64_t kMaxHeads = 1 << 14, kMax = (uint64_t{1} << 31) - 1;
+  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
+    require(value != 0 && value <= limit, "bench: ", flag, " must be from 1 to ", limit, ", got ",
             value);
   };
-  within("--heads", s.heads, kMostHeads);
-  within("--kv-heads", s.kv_heads, kMostHeads);
+  within("--heads", s.heads, kMaxHeads);
+  within("--kv-heads", s.kv_heads, kMaxHeads);
   within("--head-dim", s.head_dim, 1024);
   within("--batch", s.lengths.size(), 1 << 16);
   within("--page", s.page_tokens, 1024);
-  for (const uint64_t length : s.lengths) within("--context", length, kMost);
+  for (const uint64_t length : s.lengths) within("--context", length, kMax);
   require(s.page_tokens % 8 == 0, "bench: --page must be a multiple of 8, got ", s.page_tokens);
   require(s.heads % s.kv_heads == 0, "bench: --heads must be a multiple of --kv-heads, got ",
           s.heads, " and ", s.kv_heads);
@@ -116,10 +115,10 @@ uint64_t ServingShape::pages() const {
 uint64_t ServingShape::longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
 
 std::string ServingShape::text() const {
-  const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
+  const auto [shortest, longest] = std::minmax_element(lengths.begin(), lengths.end());
   const std::string count = std::to_string(lengths.size());
-  if (*least == *most) return count + " x " + std::to_string(*least);
-  return count + " ragged, " + std::to_string(*least) + " to " + std::to_string(*most);
+  if (*shortest == *longest) return count + " x " + std::to_string(*shortest);
+  return count + " ragged, " + std::to_string(*shortest) + " to " + std::to_string(*longest);
 }
 
 std::vector<ServingRun> serving_runs(const AttentionChoice& attention, const ServingChoice& choice,

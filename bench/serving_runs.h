@@ -21,16 +21,13 @@ struct ServingChoice {
 };
 
 struct ServingShape {
-  uint64_t heads = 32;
-  uint64_t kv_heads = 8;
-  uint64_t head_dim = 128;
-  uint64_t page_tokens = 64;
+  uint64_t heads = 32, kv_heads = 8, head_dim = 128, page_tokens = 64;
   std::vector<uint64_t> lengths;  // of every sequence
   uint64_t shared = 0;            // tokens of a common prompt: the same pages in every table
   uint64_t tokens = 1;            // queries of every sequence, its newest tokens
   uint64_t rotary_dim = 0;        // AttentionShape's
 
-  // Of one sequence.
+  // One sequence with `length` keys, not paged.
   AttentionShape linear(uint64_t length) const {
     return {heads, kv_heads, head_dim, length, tokens, rotary_dim};
   }

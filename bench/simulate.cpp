@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "gpu_timing.h"
 #include "gyre/gyre.h"
@@ -259,13 +261,14 @@ class Server {
     result_.busy_seconds += seconds;
     user_seconds_ += seconds * users;
     if (full_) full_seconds_ += seconds, full_user_seconds_ += seconds * users;
-    result_.most_users = std::max<uint64_t>(result_.most_users, running_.size());
+    result_.max_users = std::max<uint64_t>(result_.max_users, running_.size());
     if (!result_.samples.empty() && now_ < result_.samples.back().at + sample_seconds_) return;
     const KvPoolInfo pool = pool_.describe();
     const KvGroupInfo& group = pool.groups[0];
-    result_.most_shared = std::max(result_.most_shared, group.shared);
+    result_.max_shared = std::max(result_.max_shared, group.shared);
     result_.samples.push_back({now_, running_.size(), waiting_.size(), group.used, group.shared,
-                               group.cached, pool.evictions, result_.hit_rate()});
+                               group.cached, pool.evictions, result_.hit_rate(),
+                               std::exchange(longest_wait_, 0)});
   }
 
   void finish_requests() {
@@ -274,6 +277,7 @@ class Server {
       if (request.tokens.size() == request.prompt) {
         publish(request);
         if (!request.answered) waits_.push_back(now_ - request.from->at);
+        if (!request.answered) longest_wait_ = std::max(longest_wait_, waits_.back());
         request.answered = true;
       }
       request.tokens.push_back(
@@ -305,6 +309,7 @@ class Server {
   bool full_ = false;          // requests wait for pages
   double now_ = 0, user_seconds_ = 0, full_seconds_ = 0, full_user_seconds_ = 0;
   double sample_seconds_ = 0;
+  double longest_wait_ = 0;  // since the last sample
   std::deque<Request> waiting_;
   std::vector<Request> running_;
   std::map<uint64_t, Tokens> history_;  // of conversations
@@ -319,8 +324,13 @@ uint64_t pages_of(const SimulateOptions& o, const FormatPair& formats) {
                                                   .head_dim = o.head_dim,
                                                   .page_tokens = o.page_tokens});
   const uint64_t pages = o.memory / page;
-  require(pages != 0, "simulate: a page of ", formats.label(), " has ", page,
-          " bytes, the pool would have ", o.memory);
+  constexpr uint64_t kMaxTokens = std::numeric_limits<int32_t>::max(), kMiB = 1 << 20;
+  require(pages != 0, "simulate: --memory of ", o.memory / kMiB,
+          " MiB holds no page: ", o.page_tokens, " tokens of ", o.layers, " layers in ",
+          formats.label(), " have ", page, " bytes");
+  require(pages <= kMaxTokens / o.page_tokens, "simulate: --memory of ", o.memory / kMiB,
+          " MiB holds ", pages, " pages of ", o.page_tokens, " tokens in ", formats.label(),
+          ", a pool has at most ", kMaxTokens / o.page_tokens);
   return pages;
 }
 
@@ -337,9 +347,9 @@ double SimulateResult::tokens_per_second() const {
 }
 
 void check(const SimulateOptions& o) {
-  const auto within = [](const char* flag, uint64_t value, uint64_t most) {
-    require(value != 0 && value <= most, "simulate: ", flag, " must be from 1 to ", most, ", got ",
-            value);
+  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
+    require(value != 0 && value <= limit, "simulate: ", flag, " must be from 1 to ", limit,
+            ", got ", value);
   };
   within("--heads", o.heads, 1 << 14);
   within("--kv-heads", o.kv_heads, 1 << 14);
@@ -347,14 +357,17 @@ void check(const SimulateOptions& o) {
   within("--layers", o.layers, 1024);
   within("--users", o.users, 4096);
   within("--step", o.step_tokens, 1 << 16);
-  within("--page", o.page_tokens, 1024);
-  const auto at_most = [](const char* flag, double value, double most) {
-    require(value >= 0 && value <= most, "simulate: ", flag, " must be from 0 to ", most, ", got ",
-            value);
+  require(o.page_tokens != 0 && o.page_tokens <= 1024 && o.page_tokens % 8 == 0,
+          "simulate: --page must be a multiple of 8 from 8 to 1024, got ", o.page_tokens);
+  const auto at_most = [](const char* flag, double value, double limit) {
+    require(value >= 0 && value <= limit, "simulate: ", flag, " must be from 0 to ", limit,
+            ", got ", value);
   };
   at_most("--step-ms", o.step_ms, 1e6);
   at_most("--token-us", o.token_us, 1e6);
   at_most("--kv-gbps", o.kv_gbps, 1e6);
+  require(o.kv_gbps == 0 || o.kv_gbps >= 1e-3,
+          "simulate: --kv-gbps must be 0 or from 0.001 to 1e+06, got ", o.kv_gbps);
   require(o.heads % o.kv_heads == 0, "simulate: --heads must be a multiple of --kv-heads, got ",
           o.heads, " and ", o.kv_heads);
   require(o.users <= o.step_tokens, "simulate: --users must be at most --step, a token each; got ",

@@ -38,6 +38,7 @@ struct SimulateSample {
   uint64_t used = 0, shared = 0, cached = 0;  // pages
   uint64_t evictions = 0;                     // so far
   double hit_rate = 0;                        // so far
+  double wait = 0;  // seconds, the longest of those that ended since the sample before
 };
 
 struct SimulateResult {
@@ -45,8 +46,7 @@ struct SimulateResult {
   uint64_t pages = 0, page_bytes = 0;
   uint64_t requests = 0, finished = 0, refused = 0;  // refused: longer than the pool
   uint64_t prompt_tokens = 0, hit_tokens = 0, answer_tokens = 0;
-  uint64_t steps = 0, preemptions = 0, evictions = 0;
-  uint64_t most_users = 0, most_shared = 0;
+  uint64_t steps = 0, preemptions = 0, evictions = 0, max_users = 0, max_shared = 0;
   double mean_users = 0;    // over the time in which somebody was served
   double full_part = 0;     // of busy_seconds, in which requests waited for pages
   double held_users = 0;    // mean in that time; if there is none, mean_users

@@ -14,10 +14,10 @@ double median(std::vector<double> values) {
 
 std::vector<double> medians_us(const std::vector<Contestant>& contestants, double seconds,
                                const Contestant& between_rounds) {
-  constexpr uint64_t kWarmUps = 3, kLeast = 15, kMost = 20000;
+  constexpr uint64_t kWarmUps = 3, kLeast = 15, kMax = 20000;
   std::vector<std::vector<double>> times(contestants.size());
   const auto start = std::chrono::steady_clock::now();
-  for (uint64_t round = 0; round < kWarmUps + kMost; ++round) {
+  for (uint64_t round = 0; round < kWarmUps + kMax; ++round) {
     for (size_t i = 0; i < contestants.size(); ++i) {
       const auto begin = std::chrono::steady_clock::now();
       contestants[i](round);
@@ -35,14 +35,14 @@ std::vector<double> medians_us(const std::vector<Contestant>& contestants, doubl
 
 uint64_t rotation(uint64_t bytes) {
   constexpr uint64_t kUnknownCache = 32u << 20;  // some virtual machines do not say
-  constexpr uint64_t kMost = 256;
+  constexpr uint64_t kMax = 256;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   const int64_t reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #else
   const int64_t reported = 0;  // macOS
 #endif
   const uint64_t cache = reported > 0 ? static_cast<uint64_t>(reported) : kUnknownCache;
-  return std::clamp<uint64_t>(2 * cache / std::max<uint64_t>(bytes, 1) + 1, 2, kMost);
+  return std::clamp<uint64_t>(2 * cache / std::max<uint64_t>(bytes, 1) + 1, 2, kMax);
 }
 
 }  // namespace gyre::bench

@@ -17,8 +17,8 @@ class Lengths {
  public:
   Lengths(double median, double spread) : distribution_(std::log(median), spread) {}
   uint64_t operator()(std::mt19937& random) {
-    constexpr double kMost = 1 << 16;
-    return static_cast<uint64_t>(std::clamp(distribution_(random), 1.0, kMost));
+    constexpr double kMax = 1 << 16;
+    return static_cast<uint64_t>(std::clamp(distribution_(random), 1.0, kMax));
   }
 
  private:
@@ -28,7 +28,7 @@ class Lengths {
 // What a load's conversations are like.
 struct Habits {
   uint64_t system_tokens;
-  uint64_t least_turns, most_turns;
+  uint64_t least_turns, max_turns;
   double turn_end;  // probability that a conversation ends behind its least turns
   double least_pause, mean_pause;
   double user_median, user_spread, answer_median, answer_spread;
@@ -51,6 +51,11 @@ uint64_t hash_of(uint64_t parent, std::span<const int32_t> tokens) {
 Trace make_trace(const TraceRecipe& recipe) {
   require(recipe.seconds > 0 && recipe.per_second > 0 && recipe.systems != 0,
           "trace: seconds, per_second and systems must be more than 0");
+  constexpr double kMaxConversations = 1e6;
+  const double expected = recipe.seconds * recipe.per_second;
+  require(expected <= kMaxConversations, "trace: ", recipe.per_second,
+          " conversations a second for ", recipe.seconds, " s are ", expected, ", at most ",
+          kMaxConversations, " can be made up");
   const Habits habits = habits_of(recipe.load);
   std::mt19937 random(recipe.seed);
   std::exponential_distribution<double> next(recipe.per_second), pause(1.0 / habits.mean_pause);
@@ -62,7 +67,7 @@ Trace make_trace(const TraceRecipe& recipe) {
   uint64_t conversation = 0;
   for (double begin = next(random); begin < recipe.seconds; begin += next(random)) {
     const uint64_t prompt = system(random),
-                   count = std::min(turns(random) + habits.least_turns, habits.most_turns);
+                   count = std::min(turns(random) + habits.least_turns, habits.max_turns);
     double at = begin;
     for (uint64_t turn = 0; turn < count; ++turn) {
       const uint64_t said = user(random);

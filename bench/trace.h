@@ -32,8 +32,7 @@ enum class TraceLoad : uint8_t { chat, agent };
 // long.
 struct TraceRecipe {
   TraceLoad load = TraceLoad::chat;
-  double seconds = 60;
-  double per_second = 1;
+  double seconds = 60, per_second = 1;
   uint64_t systems = 3;
   std::optional<uint64_t> system_tokens{};  // if not given, the load's
   uint32_t seed = 1;

@@ -32,7 +32,7 @@ constexpr uint64_t kLoadStep = 512;       // tokens of the prompt that are store
 constexpr float kScale = 0.08838834764f;  // 1 / sqrt(kDim)
 // Relative squared error between results of different splits
 // (tests/attention/attention_tolerance.h).
-constexpr double kMostError = 4e-6;
+constexpr double kMaxError = 4e-6;
 
 // Blocks of tokens go round the ranks, so that all have as many keys, give or take a block.
 struct Shards {
@@ -196,8 +196,8 @@ bool all_ranks_have(const gyre::Tensor& out, int rank) {
 Outcome decode(Shards shards, int rank, const Counts& counts) {
   const gyre::Device device = gyre::Device::open("cpu", {.threads = 1});
   gyre::Encoder encoder(device);
-  const uint64_t most = counts.prompt + counts.steps;
-  const uint64_t share = (most / (kBlock * shards.ranks) + 1) * kBlock;
+  const uint64_t tokens = counts.prompt + counts.steps;
+  const uint64_t share = (tokens / (kBlock * shards.ranks) + 1) * kBlock;
   const Shard shard(device, shards, static_cast<uint64_t>(rank), share);
   const Unsharded unsharded(device, shards, rank == 0 ? share : kBlock);
   const gyre::Tensor state = device.tensor(gyre::DType::f32, {1, 1, kHeads, kDim + 2});
@@ -216,7 +216,7 @@ Outcome decode(Shards shards, int rank, const Counts& counts) {
   Outcome outcome;
   const Step step(device, 1);
   const int floats = static_cast<int>(state.elements());
-  for (uint64_t length = counts.prompt + 1; length <= most; ++length) {
+  for (uint64_t length = counts.prompt + 1; length <= tokens; ++length) {
     append(step, length - 1);
     shard.attend(encoder, step.q, state, length);
     encoder.submit().wait();
@@ -235,7 +235,7 @@ Outcome decode(Shards shards, int rank, const Counts& counts) {
     outcome.different += same ? 0 : 1;
   }
   MPI_Allreduce(MPI_IN_PLACE, &outcome.sent_bytes, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-  outcome.longest_share = shards.keys(0, most);
+  outcome.longest_share = shards.keys(0, tokens);
   return outcome;
 }
 
@@ -270,7 +270,7 @@ int run(std::span<char*> arguments) {
             << " steps differ from the unsharded result; error against other splits "
             << outcome.error << '\n';
   const bool as_predicted = sent == 0 || (sent >= predicted && sent < 1.02 * predicted);
-  return outcome.different == 0 && outcome.error < kMostError && as_predicted ? 0 : 1;
+  return outcome.different == 0 && outcome.error < kMaxError && as_predicted ? 0 : 1;
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gyre/gyre.h>
 
 #include <array>
-#include <cmath>
 #include <iostream>
 #include <random>
 #include <vector>

@@ -18,9 +18,8 @@ void use_simd_target(int64_t /*target*/) {}
 #else
 std::vector<SimdTarget> simd_targets() {
   std::vector<SimdTarget> targets;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets())
     targets.push_back({target, hwy::TargetName(target)});
-  }
   return targets;
 }
 void use_simd_target(int64_t target) { hwy::SetSupportedTargetsForTest(target); }

@@ -41,4 +41,15 @@ testing::AssertionResult refused(const std::vector<std::string>& parts, const Ca
   return throws_error(ErrorCode::invalid_argument, parts, call);
 }
 
+template <class... Part>
+std::vector<std::string> words(const Part&... part) {
+  return {std::string(part)...};
+}
+
 }  // namespace gyre::test
+
+// EXPECT_REFUSED(("op", "rule", "value"), op(encoder, in));
+#define EXPECT_ERROR(code, parts, ...)                                                       \
+  EXPECT_TRUE(::gyre::test::throws_error(::gyre::ErrorCode::code, ::gyre::test::words parts, \
+                                         [&] { __VA_ARGS__; }))
+#define EXPECT_REFUSED(parts, ...) EXPECT_ERROR(invalid_argument, parts, __VA_ARGS__)

@@ -23,8 +23,7 @@ namespace gyre::test {
 
 // What arithmetic must come near to; with bound 0 the bits of Block::after decide.
 struct Near {
-  double value = 0;
-  double bound = 0;
+  double value = 0, bound = 0;
   bool counts = true;  // in Block::nmse
 };
 
@@ -32,8 +31,7 @@ struct Near {
 // and must not change.
 struct Block {
   DType dtype = DType::f32;
-  Bytes before;
-  Bytes after;
+  Bytes before, after;
   double bound = 0;             // largest |got - after| of a value; 0: bit for bit
   std::vector<Near> near = {};  // one per element, in place of `bound`; or none
   double nmse = 0;              // largest NMSE of all `near` values together; 0: not asked
@@ -68,7 +66,7 @@ struct OpCase {
   std::function<OpRun()> outline = {};
 };
 
-// For ops that have no Device::supports of their own.
+// For ops that have no supports() of their own.
 inline bool has_kernel(const Device& device, std::string_view name) {
   const std::vector<KernelDescription> all = device.kernels();
   return std::any_of(all.begin(), all.end(),

@@ -29,8 +29,7 @@ enum class MemoryKind : uint8_t { device, external };
 bool within_bound(const Block& block, const Bytes& got, const Bytes& expected, uint64_t element,
                   bool flushes) {
   const double g = reference::load_value(block.dtype, got.data(), element);
-  double e = reference::load_value(block.dtype, expected.data(), element);
-  double bound = block.bound;
+  double e = reference::load_value(block.dtype, expected.data(), element), bound = block.bound;
   if (!block.near.empty()) {
     e = block.near[element - guard_of(block)].value;
     bound = block.near[element - guard_of(block)].bound;
@@ -59,8 +58,7 @@ class Arena {
   Arena(const Device& device, const std::vector<Block>& blocks, MemoryKind kind)
       : blocks_(blocks), flushes_(!keeps_subnormals(device)) {
     for (const Block& block : blocks) {
-      const uint64_t unit = size_bytes(block.dtype);
-      const uint64_t elements = block.before.size() / unit;
+      const uint64_t unit = size_bytes(block.dtype), elements = block.before.size() / unit;
       const Dims shape{elements + 2 * guard_of(block)};
       if (kind == MemoryKind::external) {
         auto owner = std::make_shared<Bytes>(shape[0] * unit);
@@ -131,8 +129,7 @@ class Arena {
 
   const std::vector<Block>& blocks_;
   bool flushes_;
-  std::vector<Tensor> buffers_;
-  std::vector<Tensor> tensors_;
+  std::vector<Tensor> buffers_, tensors_;
 };
 
 AssertionResult record(Encoder& encoder, const OpRun& run, const Arena& arena) {
@@ -214,9 +211,8 @@ Tensor FilledTensors::make(DType dtype, const Dims& shape) {
 AssertionResult FilledTensors::unchanged() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto seed = static_cast<uint32_t>(i + 1);
-    if (read_bytes(tensors_[i]) != pattern_bytes(tensors_[i].bytes(), seed)) {
+    if (read_bytes(tensors_[i]) != pattern_bytes(tensors_[i].bytes(), seed))
       return AssertionFailure() << "tensor " << i << " was written";
-    }
   }
   return AssertionSuccess();
 }
@@ -245,9 +241,8 @@ AssertionResult check_refusal(const Device& device, const Refusal& refusal) {
   kv_copy(encoder, {.k = from, .k_cache = to});
   AssertionResult result =
       throws_error(refusal.code, refusal.message, [&] { refusal.call(encoder, tensors); });
-  if (result && (encoder.size() != 1 || encoder.barriers() != 0)) {
+  if (result && (encoder.size() != 1 || encoder.barriers() != 0))
     result = AssertionFailure() << "the encoder changed: " << encoder.size() << " commands";
-  }
   if (result) {
     encoder.submit().wait();
     result = tensors.unchanged();

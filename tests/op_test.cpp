@@ -107,13 +107,13 @@ uint64_t bytes_of(const OpRun& run) {
 // As my_cases(). Making a case takes longer than running it: what one setup made, the next ones
 // copy, as far as memory goes.
 const std::vector<NumberedCase>& kept_cases(const OpCases& op) {
-  constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   static std::string kept_op;
   static std::vector<NumberedCase> kept;
   if (kept_op == op.op) return kept;
   kept = my_cases(op);
   kept_op = op.op;
-  const auto left = std::make_shared<uint64_t>(kMostBytes);
+  const auto left = std::make_shared<uint64_t>(kMaxBytes);
   for (NumberedCase& each : kept) {
     const auto run = std::make_shared<std::optional<OpRun>>();
     each.op_case.make = [make = each.op_case.make, run, left]() -> OpRun {
@@ -327,8 +327,7 @@ TEST(CheckCase, CountsCommands) {
 TEST(CheckCase, HoldsTheBound) {
   const auto with_bound = [](double bound) {
     return copy_case([bound](OpRun& run) {
-      const float one = 1.0f;
-      const float near = 1.001f;
+      const float one = 1.0f, near = 1.001f;
       for (Block& block : run.blocks) {
         for (int i = 0; i < 4; ++i)
           std::memcpy(&block.after[i * sizeof(float)], &one, sizeof(float));

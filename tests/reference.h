@@ -69,8 +69,7 @@ inline uint32_t nearest_pattern(DType narrow, double magnitude) {
     }
   }
   if (low == format_of(narrow).infinity()) return low;
-  const double to_lower = magnitude - all[low];
-  const double to_upper = all[low + 1] - magnitude;
+  const double to_lower = magnitude - all[low], to_upper = all[low + 1] - magnitude;
   if (to_lower != to_upper) return to_lower < to_upper ? low : low + 1;
   return low + low % 2;
 }
@@ -82,8 +81,7 @@ inline uint32_t convert(DType from, DType to, uint32_t bits) {
   const Format& source = format_of(from);
   const Format& target = format_of(to);
   const bool negative = (bits & source.sign()) != 0;
-  const uint32_t pattern = bits & (source.sign() - 1);
-  const uint32_t sign = negative ? target.sign() : 0;
+  const uint32_t pattern = bits & (source.sign() - 1), sign = negative ? target.sign() : 0;
   if (pattern > source.infinity()) {
     if (to != DType::f32) return target.nan;
     const uint32_t mantissa = pattern & ((1u << source.mantissa_bits) - 1);
@@ -133,9 +131,7 @@ constexpr uint64_t kRowPadding = 5;
 struct KvSide {
   DType dtype = DType::f32;
   KvLayout layout = KvLayout::token_major;
-  uint64_t tokens = 0;
-  uint64_t heads = 0;
-  uint64_t head_dim = 0;
+  uint64_t tokens = 0, heads = 0, head_dim = 0;
   uint64_t stream = 0;     // interleaved, packed: 0 is K, 1 is V
   uint64_t other_dim = 0;  // packed: head_dim of the other stream
 
@@ -163,9 +159,7 @@ struct KvSide {
 };
 
 struct KvCopyCall {
-  uint64_t position = 0;
-  uint64_t source_begin = 0;
-  uint64_t tokens = 0;
+  uint64_t position = 0, source_begin = 0, tokens = 0;
 };
 
 // slot = (position + t) mod capacity, tokens in order, so the last one to reach a slot stays in it.

@@ -250,14 +250,15 @@ std::vector<std::string> variant_classes(const RecordedCommand& command) {
 
 std::set<std::string> listed_classes(const Device& device) {
   std::set<std::string> all;
-  for (const auto& [kernel, shape, specs] : impl_of(device)->kernel_uses()) {
+  for (const KernelUse& use : impl_of(device)->kernel_uses()) {
+    const KernelInfo* const kernel = use.kernel;
     if (kernel == &kAttentionDecode.info) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) add_planned(device, k, v, all);
       }
       continue;
     }
-    for (const uint64_t spec : specs()) {
+    for (const uint64_t spec : impl_of(device)->specs(use)) {
       if (!impl_of(device)->has(*kernel, spec)) continue;
       for (const Reduction reduction : reductions_of(device, *kernel, spec)) {
         for (std::string& text : variant_classes(*kernel, spec, reduction))

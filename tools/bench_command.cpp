@@ -24,9 +24,8 @@ nlohmann::ordered_json to_json(const bench::Row& row) {
   json["op"] = row.op;
   json["device"] = row.device;
   json["threads"] = row.threads;
-  for (const auto& [key, value] : row.shape) {
+  for (const auto& [key, value] : row.shape)
     std::visit([&json, &k = key](const auto& v) { json[k] = v; }, value);
-  }
   json["median_us"] = row.median_us;
   json["bytes"] = row.bytes;
   json["gbps"] = row.gbps;

@@ -1,12 +1,9 @@
 #include <unistd.h>
 
 #include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "commands.h"
 #include "compare.h"
@@ -26,11 +23,8 @@ struct CompareArguments {
   std::string preset;
   ModelNumbers numbers;
   bench::CompareOptions options;
-  bool list = false;
-  bool json = false;
-  std::string html;
-  std::string svg;
-  std::string command;
+  bool list = false, json = false;
+  std::string html, svg, command;
 
   // The default, unless the model is given in numbers.
   std::string chosen_preset() const {
@@ -136,7 +130,7 @@ void add_compare_command(CLI::App& app, const std::string& command_line) {
   add_formats(*command, options.formats, "Formats of K/V, a list; speeds are against the first")
       ->default_str("f16,tq8,tq6,tq4,tq3,tq8/tq4");
   add_count(*command, "--tail", options.tail, "Newest tokens that compressed formats keep in f16",
-            {.least = 0})
+            {.min = 0})
       ->capture_default_str();
   add_device(*command, options.device);
   add_threads(*command, options.threads);

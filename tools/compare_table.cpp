@@ -67,13 +67,13 @@ std::vector<std::string> describe_model(const bench::CompareReport& report) {
 }
 
 std::string describe_machine(const bench::CompareReport& report) {
-  double least = 0, most = 0;
+  double min = 0, max = 0;
   for (const bench::CompareEntry& entry : report.entries) {
     if (!std::isfinite(entry.limit_gbps)) continue;
-    least = least == 0 ? entry.limit_gbps : std::min(least, entry.limit_gbps);
-    most = std::max(most, entry.limit_gbps);
+    min = min == 0 ? entry.limit_gbps : std::min(min, entry.limit_gbps);
+    max = std::max(max, entry.limit_gbps);
   }
-  const std::string low = fixed(least, 0), high = fixed(most, 0);
+  const std::string low = fixed(min, 0), high = fixed(max, 0);
   return std::to_string(report.threads) + " threads on " + report.device + ": " +
          report.description + ". It reads " + (low == high ? high : low + " to " + high) + " GB/s.";
 }

@@ -33,17 +33,17 @@ uint64_t parse_count(std::string_view text, const CountRange& range) {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(digits.begin(), digits.end(), number);
   const bool whole = error == std::errc() && end == digits.end();
-  if (!whole || number > range.most / factor || number * factor < range.least) {
-    const bool large = range.most >= uint64_t{1} << 20;
-    refuse("must be a whole number from " + std::to_string(range.least) + " to " +
-               std::to_string(range.most) + (large ? ", such as 4096, 32k or 1M" : ""),
+  if (!whole || number > range.max / factor || number * factor < range.min) {
+    const bool large = range.max >= uint64_t{1} << 20;
+    refuse("must be a whole number from " + std::to_string(range.min) + " to " +
+               std::to_string(range.max) + (large ? ", such as 4096, 32k or 1M" : ""),
            text);
   }
   return number * factor;
 }
 
 double parse_seconds(std::string_view text) {
-  constexpr double kLeast = 0.001, kMost = 60;
+  constexpr double kLeast = 0.001, kMax = 60;
   double seconds = 0;
 #if defined(__cpp_lib_to_chars)
   const auto [end, error] = std::from_chars(text.begin(), text.end(), seconds);
@@ -55,7 +55,7 @@ double parse_seconds(std::string_view text) {
   const bool whole = !text.empty() && end == copy.c_str() + copy.size() && copy[0] > ' ';
 #endif
   // Written so that NaN is refused.
-  if (!whole || !(seconds >= kLeast && seconds <= kMost))
+  if (!whole || !(seconds >= kLeast && seconds <= kMax))
     refuse("must be a number of seconds from 0.001 to 60", text);
   return seconds;
 }

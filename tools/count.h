@@ -9,8 +9,8 @@
 namespace gyre::tools {
 
 struct CountRange {
-  uint64_t least = 1;
-  uint64_t most = 2147483647;  // what a position can number; heads and layers are far below
+  uint64_t min = 1;
+  uint64_t max = 2147483647;  // what a position can number; heads and layers are far below
 };
 
 // A whole number: "4096", "32k" (times 1024), "1M" (times 1024^2).

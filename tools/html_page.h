@@ -8,8 +8,7 @@ namespace gyre::tools {
 // What a page says about the run beside its figures.
 struct ReportInfo {
   std::string command;  // the command line
-  std::string date;
-  std::string version;
+  std::string date, version;
 };
 
 // One self-contained page: no scripts, nothing loaded. `body` is HTML.

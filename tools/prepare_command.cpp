@@ -141,10 +141,10 @@ void add_prepare_command(CLI::App& app) {
   add_count(*command, "--step", a.step_tokens, "Most tokens of a sequence in one step")
       ->capture_default_str();
   add_count(*command, "--tail", a.tail, "Newest tokens that compressed formats keep in f16",
-            {.least = 0})
+            {.min = 0})
       ->capture_default_str();
   add_count(*command, "--sink-tokens", a.sink_tokens, "First tokens that they keep in f16",
-            {.least = 0})
+            {.min = 0})
       ->capture_default_str();
   add_count(*command, "--page-tokens", a.page_tokens, "Tokens of a page")->capture_default_str();
   command->add_option("--dtype", a.dtype, "Of q, k, v and the output: f32, f16, bf16")

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -35,10 +37,13 @@ void check_output(const std::string& command, const std::string& path) {
   const std::filesystem::path file = path;
   std::error_code none;
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
-  const bool can = std::filesystem::exists(file, none)
-                       ? static_cast<bool>(std::ofstream(file, std::ios::app))
-                       : file.has_filename() && access(folder.c_str(), W_OK | X_OK) == 0;
-  if (!can) throw Error(ErrorCode::io, command + ": cannot write \"" + path + "\"");
+  const bool exists = std::filesystem::exists(file, none);
+  errno = EISDIR;  // a name that is none
+  const bool can = exists ? static_cast<bool>(std::ofstream(file, std::ios::app))
+                          : file.has_filename() && access(folder.c_str(), W_OK | X_OK) == 0;
+  if (can) return;
+  const std::string why = std::strerror(errno);
+  throw Error(ErrorCode::io, command + ": cannot write \"" + path + "\": " + why);
 }
 
 void write_output(const std::string& command, const std::string& path, const std::string& text) {

@@ -133,8 +133,7 @@ std::string error_chart(const CompareReport& report) {
 }
 
 std::string report_html(const CompareReport& report, const ReportInfo& info) {
-  const std::string title = "KV cache formats for " + report.shape.name;
-  const std::string words = headline(report);
+  const std::string title = "KV cache formats for " + report.shape.name, words = headline(report);
   const std::string at = "at " + std::to_string(longest(report)) + " tokens";
   return html_page(
       title, (words.empty() ? "" : "<p class=\"lead\">" + escape_html(words) + "</p>\n") +

@@ -1,6 +1,7 @@
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -32,7 +33,10 @@ struct SimulateArguments {
 bench::Trace whole_trace(const SimulateArguments& arguments) {
   if (arguments.trace.empty()) return bench::make_trace(arguments.recipe);
   std::ifstream file(arguments.trace);
-  if (!file) throw Error(ErrorCode::io, "simulate: cannot read \"" + arguments.trace + "\"");
+  if (!file) {
+    const std::string why = std::strerror(errno);
+    throw Error(ErrorCode::io, "simulate: cannot read \"" + arguments.trace + "\": " + why);
+  }
   return read_trace(file, arguments.trace);
 }
 
@@ -89,9 +93,9 @@ void print_json(const std::vector<bench::SimulateResult>& results) {
     json["refused"] = r.refused;
     json["users_held"] = r.held_users;
     json["full_part"] = r.full_part;
-    json["users_most"] = r.most_users;
+    json["users_most"] = r.max_users;
     json["users_mean"] = r.mean_users;
-    json["pages_shared_most"] = r.most_shared;
+    json["pages_shared_most"] = r.max_shared;
     json["prompt_tokens"] = r.prompt_tokens;
     json["hit_tokens"] = r.hit_tokens;
     json["hit_rate"] = r.hit_rate();
@@ -155,14 +159,18 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
   add_count(command, "--requests", arguments.requests, "Only the first N requests of the trace");
   const char* group = "A trace that is made up";
   bench::TraceRecipe& recipe = arguments.recipe;
-  const std::map<std::string, bench::TraceLoad> loads = {{"chat", bench::TraceLoad::chat},
-                                                         {"agent", bench::TraceLoad::agent}};
+  const auto set_load = [&recipe](const std::string& text) {
+    if (text != "chat" && text != "agent")
+      throw CLI::ValidationError("--load", "must be chat or agent, got \"" + text + "\"");
+    recipe.load = text == "chat" ? bench::TraceLoad::chat : bench::TraceLoad::agent;
+  };
   for (CLI::Option* option :
        {command
-            .add_option("--load", recipe.load,
-                        "chat: few turns, pauses as of people; agent: many short turns behind a "
-                        "long prompt")
-            ->transform(CLI::CheckedTransformer(loads).description("chat|agent"))
+            .add_option_function<std::string>(
+                "--load", set_load,
+                "chat: few turns, pauses as of people; agent: many short turns behind a long "
+                "prompt")
+            ->type_name("chat|agent")
             ->default_str("chat"),
         command.add_option("--trace-seconds", recipe.seconds, "How long conversations begin")
             ->check(CLI::Range(0.1, 86400.0))
@@ -173,8 +181,8 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
         add_count(command, "--systems", recipe.systems, "Different system prompts")
             ->capture_default_str(),
         add_count(command, "--system-tokens", recipe.system_tokens,
-                  "Tokens of a system prompt; chat: 512, agent: 8192", {.least = 0}),
-        add_count(command, "--seed", recipe.seed, "Another number, another trace", {.least = 0})
+                  "Tokens of a system prompt; chat: 512, agent: 8192", {.min = 0}),
+        add_count(command, "--seed", recipe.seed, "Another number, another trace", {.min = 0})
             ->capture_default_str()}) {
     option->group(group)->excludes(file);
   }
@@ -223,7 +231,7 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
   add_trace_options(*command, *arguments);
   add_time_options(*command, *arguments);
   add_count(*command, "--memory", arguments->memory_mib,
-            "MiB of the pool, the same for each format", {.least = 1, .most = 1 << 24})
+            "MiB of the pool, the same for each format", {.min = 1, .max = 1 << 24})
       ->capture_default_str();
   add_formats(*command, options.formats, "Formats of K/V, a list")->default_str("f16,tq8/tq4");
   add_count(*command, "--page", options.page_tokens, "Tokens of a page")->capture_default_str();

@@ -19,10 +19,10 @@ std::vector<ChartPoint> over_time(const SimulateResult& result, const Value& val
   size_t i = 0;
   for (size_t part = 0; part < kPoints && i < result.samples.size(); ++part) {
     const double until = end * static_cast<double>(part + 1) / kPoints;
-    double most = -1;
+    double peak = -1;
     for (; i < result.samples.size() && (result.samples[i].at <= until || part + 1 == kPoints); ++i)
-      most = std::max(most, static_cast<double>(value(result.samples[i])));
-    if (most >= 0) points.push_back({until, most});
+      peak = std::max(peak, static_cast<double>(value(result.samples[i])));
+    if (peak >= 0) points.push_back({until, peak});
   }
   return points;
 }
@@ -37,9 +37,9 @@ std::string chart(const char* id, const std::string& title, const std::string& u
   chart.y = {unit, false, {}};
   for (const SimulateResult& result : results) {
     chart.series.push_back({result.formats.label(), over_time(result, value)});
-    double most = 0;
-    for (const ChartPoint& point : chart.series.back().points) most = std::max(most, point.y);
-    chart.description += (chart.description.empty() ? "At most " : ", ") + plain_number(most) +
+    double peak = 0;
+    for (const ChartPoint& point : chart.series.back().points) peak = std::max(peak, point.y);
+    chart.description += (chart.description.empty() ? "At most " : ", ") + plain_number(peak) +
                          " with " + result.formats.label();
   }
   return svg_chart(chart);
@@ -101,11 +101,11 @@ std::vector<std::string> simulate_cells(const SimulateResult& r, const SimulateR
           fixed(r.held_users, 1),
           comparable ? fixed(r.held_users / first.held_users, 2) + "x" : "-",
           fixed(100 * r.full_part, 0) + " %",
-          std::to_string(r.most_users),
+          std::to_string(r.max_users),
           fixed(r.wait_p50, 2),
           fixed(r.wait_p99, 2),
           fixed(100 * r.hit_rate(), 0) + " %",
-          std::to_string(r.most_shared),
+          std::to_string(r.max_shared),
           fixed(r.tokens_per_second(), 0),
           std::to_string(r.evictions),
           std::to_string(r.preemptions),
@@ -147,6 +147,9 @@ std::string simulate_html(const bench::SimulateOptions& options, const bench::Tr
           figure("Pages shared",
                  chart("shared", "Pages that several sequences share, over time", "pages", results,
                        [](const SimulateSample& s) { return s.shared; })) +
+          figure("Longest wait for an answer's first token",
+                 chart("waits", "Longest wait of the answers that began, over time", "seconds",
+                       results, [](const SimulateSample& s) { return s.wait; })) +
           figure("Requests waiting",
                  chart("waiting", "Requests that wait, over time", "requests", results,
                        [](const SimulateSample& s) { return s.waiting; })) +

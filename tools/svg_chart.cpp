@@ -66,8 +66,7 @@ class Scale {
     std::vector<double> ticks;
     for (int decade = static_cast<int>(std::floor(low_)); decade <= high_; ++decade) {
       for (const double digit : {1.0, 2.0, 5.0}) {
-        const double value = digit * std::pow(10.0, decade);
-        const double place = std::log10(value);
+        const double value = digit * std::pow(10.0, decade), place = std::log10(value);
         if ((fine || digit == 1.0) && place >= low_ && place <= high_) ticks.push_back(value);
       }
     }

@@ -6,8 +6,7 @@
 namespace gyre::tools {
 
 struct ChartPoint {
-  double x = 0;
-  double y = 0;
+  double x = 0, y = 0;
 };
 
 struct ChartSeries {

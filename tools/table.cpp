@@ -25,9 +25,7 @@ void print_table(std::ostream& out, const std::vector<Column>& columns,
     out << line.substr(0, line.find_last_not_of(' ') + 1) << '\n';
   };
   print_row([&](size_t c) -> const std::string& { return columns[c].title; });
-  for (const auto& row : rows) {
-    print_row([&](size_t c) -> const std::string& { return row[c]; });
-  }
+  for (const auto& row : rows) print_row([&](size_t c) -> const std::string& { return row[c]; });
 }
 
 std::string fixed(double value, int decimals) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <sstream>
 
 #include "gyre/error.h"
@@ -29,11 +30,27 @@ constexpr uint64_t kMostTokens = 1 << 24;
 constexpr uint64_t kMostId = ~uint64_t{0};
 constexpr double kMostSeconds = 1e7;  // months
 
+// For messages: short, and no recursion into lists of lists of lists.
+std::string shown(const nlohmann::json& value) {
+  if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+  constexpr size_t kMost = 40;
+  const std::string text = value.dump();
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
 // One line's object; each key is read once, and none may be left.
 class Line {
  public:
-  Line(const std::string& text, std::string where)
-      : json_(nlohmann::json::parse(text, nullptr, false)), where_(std::move(where)) {
+  Line(const std::string& text, std::string where) : where_(std::move(where)) {
+    std::set<std::string> keys;
+    using Event = nlohmann::json::parse_event_t;
+    const auto see = [&](int depth, Event event, nlohmann::json& key) {
+      if (event != Event::key || depth != 1) return true;
+      const bool is_new = keys.insert(key.get<std::string>()).second;
+      require(is_new, where_, ": ", shown(key), " is there twice");
+      return true;
+    };
+    json_ = nlohmann::json::parse(text, see, false);
     require(json_.is_object(), where_, " is not a JSON object");
   }
 
@@ -45,12 +62,12 @@ class Line {
   double number(const char* key, double most) {
     const nlohmann::json value = take(key);
     require(value.is_number() && value >= 0 && value <= most, where_, ": \"", key,
-            "\" must be a number from 0 to ", most, ", got ", value.dump());
+            "\" must be a number from 0 to ", most, ", got ", shown(value));
     return value.get<double>();
   }
   std::vector<uint64_t> counts(const char* key, uint64_t size) {
     const nlohmann::json value = take(key);
-    require(value.is_array(), where_, ": \"", key, "\" must be a list, got ", value.dump());
+    require(value.is_array(), where_, ": \"", key, "\" must be a list, got ", shown(value));
     require(value.size() == size, where_, ": \"", key, "\" must have ", size, " blocks of ",
             kTraceBlockTokens, " tokens, got ", value.size());
     std::vector<uint64_t> all;
@@ -59,8 +76,8 @@ class Line {
     return all;
   }
   void end() const {
-    require(json_.empty(), where_, ": unknown key \"", json_.empty() ? "" : json_.begin().key(),
-            "\"");
+    require(json_.empty(), where_, ": unknown key ",
+            json_.empty() ? "" : shown(json_.begin().key()));
   }
 
  private:
@@ -73,10 +90,10 @@ class Line {
   }
   uint64_t count_in(const nlohmann::json& value, const std::string& what, uint64_t least,
                     uint64_t most) const {
-    const bool whole = value.is_number_unsigned();
+    const bool whole = value.is_number_integer() && value >= 0;  // -0 is one
     const uint64_t count = whole ? value.get<uint64_t>() : 0;
     require(whole && count >= least && count <= most, where_, ": ", what,
-            " must be a whole number from ", least, " to ", most, ", got ", value.dump());
+            " must be a whole number from ", least, " to ", most, ", got ", shown(value));
     return count;
   }
 
@@ -124,6 +141,7 @@ Trace read_trace(std::istream& in, const std::string& name) {
     require(trace.size() == 1 || trace[trace.size() - 2].at <= trace.back().at, where,
             " is earlier than the line before");
   }
+  if (in.bad()) throw Error(ErrorCode::io, "trace: " + name + " cannot be read");  // a folder
   require(!trace.empty(), "trace: ", name, " has no requests");
   for (size_t i = 0; i < trace.size() && !mooncake; ++i) {
     const TraceRequest &r = trace[i], &began = *first.try_emplace(r.conversation, &r).first->second;

@@ -170,14 +170,14 @@ def measure(llm, requests, context, computed, steps=80):
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
     chunks = 0 if computed else -(-requests * context // STEP_TOKENS)
-    most = 8 * (chunks + steps + 30)
+    new_tokens = 8 * (chunks + steps + 30)
     prompts = [[11] * context] * requests if computed else answers.prompts_of([context] * requests, 3)
     row = {"kind": f"{'d' if computed else 'r'}{requests}x{context}", "requests": requests, "context": context}
     names = [f"{row['kind']}-{i}" for i in range(requests)]
     if computed:
         scheduler.connector = Computed()
     for name, prompt in zip(names, prompts):
-        engine.add_request(name, {"prompt_token_ids": prompt}, answers.sampling(most, output_kind=RequestOutputKind.DELTA))
+        engine.add_request(name, {"prompt_token_ids": prompt}, answers.sampling(new_tokens, output_kind=RequestOutputKind.DELTA))
     torch.cuda.synchronize()
     began = last = time.perf_counter()
     are_running, times = False, []

@@ -28,10 +28,10 @@ const json& field(const json& object, const char* key) {
   return found == object.end() ? kNull : *found;
 }
 
-uint64_t count(const json& object, const char* key, uint64_t most = kMaxSize) {
+uint64_t count(const json& object, const char* key, uint64_t limit = kMaxSize) {
   const json& value = field(object, key);
-  if (!value.is_number_unsigned() || value == 0 || value > most) {
-    refuse(std::string(key) + " must be from 1 to " + std::to_string(most) + ", got " +
+  if (!value.is_number_unsigned() || value == 0 || value > limit) {
+    refuse(std::string(key) + " must be from 1 to " + std::to_string(limit) + ", got " +
            value.dump());
   }
   return value.get<uint64_t>();

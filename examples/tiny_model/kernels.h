@@ -3,8 +3,6 @@
 // list, so that a token is one graph. Simple ones: an engine would call its matrix library instead.
 #include <gyre/gyre.h>
 
-#include <cstdint>
-
 namespace tiny_model {
 
 class Kernels {

@@ -7,7 +7,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 
 namespace tiny_model {
 namespace {

@@ -10,8 +10,8 @@
 namespace gyre {
 
 // What a calibration says about the rows of one layer's K or V. Bytes, levels and readers are those
-// of the format; only the choice of codes changes. For native formats and head dims of one scale: a
-// power of two from 16 to 256. docs/quality.md says what it is worth, docs/kv_formats.md what is
+// of the format; only the choice of codes changes. For native formats and head dims that are a
+// power of two from 16 to 512. docs/quality.md says what it is worth, docs/kv_formats.md what is
 // computed.
 
 // The basis that rows are stored in: matrix (x - mean). All f32 and contiguous.

@@ -55,7 +55,7 @@ struct KvFormatInfo {
   bool compressed = false;
   KvPacking packing = KvPacking::dense;
   KvScaleKind scale = KvScaleKind::none;
-  uint32_t scale_block = 0;    // most coordinates under one scale
+  uint32_t scale_block = 0;    // coordinates under one scale, at most
   uint32_t tile_tokens = 1;    // V: tokens that share words
   uint32_t signs_version = 0;  // of the generator; 0: no signs or mlx-native's table
 };

@@ -16,7 +16,7 @@
 
 namespace gyre {
 
-inline constexpr uint64_t kKvMostLayers = 1024;  // of a cache or a pool
+inline constexpr uint64_t kKvMaxLayers = 1024;  // of a cache or a pool
 
 // What one layer stores.
 struct KvLayer {
@@ -47,10 +47,10 @@ inline constexpr KvLayer kDefaultKvLayer{.tail = 128, .sink_tokens = 1};
 // The usual choices for a whole model, for kv_layers().
 struct KvPolicy {
   KvLayer layer = kDefaultKvLayer;       // most layers
-  uint64_t edge_layers = 0;              // so many layers at each end ...
+  uint64_t edge_layers = 0;              // layers at each end that ...
   KvFormat edge_format = KvFormat::tq8;  // ... are stored in this
   uint64_t window = 0;                   // keys that window layers see
-  uint64_t full_every = 0;  // every so many-th layer sees all, the others a window; 0: all
+  uint64_t full_every = 0;  // every full_every-th layer sees all, the others a window; 0: all
   KvFormat window_format = KvFormat::f16;
   // Layers at the end that share the cache of the last layer before them with the same window.
   uint64_t kv_shared_layers = 0;
@@ -62,9 +62,9 @@ struct KvCacheOptions {
   uint64_t kv_heads = 0;  // of the layers that give none; so are the next two
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;  // 0: head_dim
-  uint64_t capacity = 0;    // most tokens; layers with a window keep fewer
+  uint64_t capacity = 0;    // tokens at most; layers with a window keep fewer
   std::vector<KvLayer> layers = {kDefaultKvLayer};
-  uint64_t step_tokens = 512;  // most tokens of one begin_step(): rings have room for so many more
+  uint64_t step_tokens = 512;  // of one begin_step() at most: rings keep this many extra slots
   // A calibration: one for each layer, or none. A layer that has one keeps everything in its bases,
   // sink tokens and tail too, and its K and V are native formats; K and V have a basis both or
   // neither. A layer that shares another's cache has none. Do not write to these tensors
@@ -108,10 +108,10 @@ struct KvLayerInfo {
 // A step is begin_step(), then append() (or rope_append()) and attend() of every layer. What is
 // missing or out of order is refused: by the call itself where it can be known, otherwise by
 // submit() or replay(), before anything runs. append() and attend() may be recorded before there is
-// a step, for any number of tokens up to step_tokens: they then run in any step of so many tokens.
-// A refused call changes nothing. One thread at a time, replays included. One encoder at a time: a
-// second one is refused while another has unsubmitted calls on the cache. Copying is fork(); moving
-// is cheap.
+// a step, for any number of tokens up to step_tokens: they then run in any step of that many
+// tokens. A refused call changes nothing. One thread at a time, replays included. One encoder at a
+// time: a second one is refused while another has unsubmitted calls on the cache. Copying is
+// fork(); moving is cheap.
 class GYRE_API KvCache {
  public:
   KvCache(Device device, const KvCacheOptions& options);

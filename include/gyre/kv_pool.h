@@ -52,6 +52,8 @@ struct KvPoolInfo {
 
 class KvPool;
 class KvBatch;
+class KvPoolState;
+class KvSequenceState;
 
 // Keys and values of one sequence: a list of pages of its pool. A handle that can be moved;
 // dropping it gives its pages back. The pool's memory lives as long as a sequence of it.
@@ -72,15 +74,13 @@ class GYRE_API KvSequence {
   void rollback(uint64_t tokens);
   void clear();
 
-  class GYRE_LOCAL State;  // for the library
-
  private:
   friend class KvPool;
   friend class KvBatch;
-  explicit KvSequence(std::shared_ptr<State> state);
-  State& state(const char* op) const;
+  explicit KvSequence(std::shared_ptr<KvSequenceState> state);
+  KvSequenceState& state(const char* op) const;
 
-  std::shared_ptr<State> state_;
+  std::shared_ptr<KvSequenceState> state_;
 };
 
 // Device memory for the pages of all layers, and who holds which page. A copy of the handle is the
@@ -119,14 +119,12 @@ class GYRE_API KvPool {
   void save_prefixes(const std::string& path) const;
   uint64_t load_prefixes(const std::string& path) const;
 
-  class GYRE_LOCAL State;  // for the library
-
  private:
   friend class KvBatch;
   friend struct Internals;
-  State& state() const;
+  KvPoolState& state() const;
 
-  std::shared_ptr<State> state_;
+  std::shared_ptr<KvPoolState> state_;
 };
 
 }  // namespace gyre

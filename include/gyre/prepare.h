@@ -21,9 +21,9 @@ struct ModelShape {
   uint64_t head_dim = 0;
   uint64_t v_head_dim = 0;                          // 0: head_dim
   std::vector<KvLayer> layers = {kDefaultKvLayer};  // those that are alike once, or all
-  uint64_t context = 0;  // most tokens of a sequence: KvCache's capacity, KvBatch's max_kv_length
-  uint64_t step_tokens = 512;        // most tokens of a sequence in one step
-  DType dtype = DType::f16;          // of q, k and v
+  uint64_t context = 0;        // tokens of a sequence at most: KvCache's capacity, max_kv_length
+  uint64_t step_tokens = 512;  // tokens of a sequence at most in one step
+  DType dtype = DType::f16;    // of q, k and v
   std::optional<DType> out_dtype{};  // of attention's output; none: dtype
   // rope, or norm_rope, of q and k as they come, in every layer; none: the model has no rope.
   std::optional<RopeOptions> rope = RopeOptions{};

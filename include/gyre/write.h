@@ -47,7 +47,7 @@ struct KvWriteInputs {
   Tensor k{};  // [tokens, kv_heads, head_dim], f32, f16 or bf16, head_dim contiguous
   Tensor v{};  // like k, v_head_dim
   KvPages pages{};
-  Tensor slots{};  // i64 or i32 [tokens]: page * page_tokens + place in the page
+  Tensor slots{};  // i64 or i32 [tokens]: page * page_tokens + offset in the page
   // How codes are chosen, for native formats; of f32, f16 and bf16 the basis alone, of both or
   // neither.
   KvCalibration k_calibration{};

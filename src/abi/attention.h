@@ -121,7 +121,7 @@ struct KvTable {
   uint32_t max_query_length;
   uint32_t page_tokens;   // 0: no pages, one cache of AttentionParams::capacity slots
   uint32_t first_entry;   // of the row
-  uint32_t ring_entries;  // 0: key j lies in entry j / page_tokens; else modulo so many
+  uint32_t ring_entries;  // 0: key j lies in entry j / page_tokens; else modulo ring_entries
   uint32_t page_inverse;  // kv_page_inverse(page_tokens)
   uint32_t unused;
 };
@@ -142,18 +142,17 @@ enum class AttentionPhase : uint32_t {
   prompt = 0xFFFF0000 | 17,
   few_rows = 8 << 16,
   drafts = 64 << 16 | 9,
-  up_to_drafts = 64 << 16,
   many_rows = 0xFFFF0000 | 65
 };
-constexpr AttentionPhase phase_of_rows(uint32_t fewest, uint32_t most) {
-  return static_cast<AttentionPhase>(most << 16 | fewest);
+constexpr AttentionPhase phase_of_rows(uint32_t fewest, uint32_t max_rows) {
+  return static_cast<AttentionPhase>(max_rows << 16 | fewest);
 }
 constexpr uint32_t phase_fewest_rows(AttentionPhase phase) {
   return static_cast<uint32_t>(phase) & 0xFFFFu;
 }
-constexpr uint32_t phase_most_rows(AttentionPhase phase) {
-  const uint32_t most = static_cast<uint32_t>(phase) >> 16;
-  return most == 0 ? 0xFFFFu : most;
+constexpr uint32_t phase_max_rows(AttentionPhase phase) {
+  const uint32_t max_rows = static_cast<uint32_t>(phase) >> 16;
+  return max_rows == 0 ? 0xFFFFu : max_rows;
 }
 
 // Strides in bytes. Rows of a KV head are its (token, query head) pairs, the head running fastest.
@@ -236,12 +235,12 @@ inline KvKeys attention_keys(const GYRE_THREAD KvState& state,
   KvKeys keys = kv_segment_keys(p.segment, p.places, state);
   uint64_t first = attention_first_key(p.tokens, state.length, p.window);
   if (p.segment == kSegmentTail)
-    first = kv_most(first, attention_first_key(p.tokens, state.length, p.places.tail));
+    first = kv_max(first, attention_first_key(p.tokens, state.length, p.places.tail));
   if (p.segment == kSegmentBody && p.places.tail != 0) {
     const uint64_t newest = state.length > p.places.tail ? state.length - p.places.tail : 0;
-    keys.end = kv_least(keys.end, kv_most(kv_most(newest, state.tail_begin), keys.begin));
+    keys.end = kv_least(keys.end, kv_max(kv_max(newest, state.tail_begin), keys.begin));
   }
-  return {kv_least(kv_most(keys.begin, first), keys.end), keys.end};
+  return {kv_least(kv_max(keys.begin, first), keys.end), keys.end};
 }
 
 #if !defined(__METAL_VERSION__)  // where Params are constants
@@ -253,7 +252,7 @@ inline void attention_follow(const KvState& state, AttentionParams& p) {
   p.first_key = keys.begin;
   p.tail_begin = state.tail_begin;
   p.split_keys =
-      kv_most(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
+      kv_max(attention_split_keys(p.end_key - p.first_key, p.splits), p.fewest_split_keys);
 }
 #endif
 
@@ -284,10 +283,10 @@ constexpr uint64_t batch_tail_begin(Int32Pointer list, uint64_t sequence, uint64
   return begin < length ? begin : length;
 }
 
-GYRE_CONSTANT uint64_t kDecodePhaseRows = phase_most_rows(AttentionPhase::decode);
+GYRE_CONSTANT uint64_t kDecodePhaseRows = phase_max_rows(AttentionPhase::decode);
 constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {
   const uint64_t all = tokens * group, rows = prompt || all > 0xFFFF ? 0xFFFF : all;
-  return rows >= phase_fewest_rows(phase) && rows <= phase_most_rows(phase);
+  return rows >= phase_fewest_rows(phase) && rows <= phase_max_rows(phase);
 }
 
 struct AttentionMergeSpec {

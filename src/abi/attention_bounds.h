@@ -31,9 +31,9 @@ struct RowBounds {
 // lengths up to 2^31 - 17 and at most 16 tokens more than keys, a 64-bit one 2^62 of either.
 template <class Int>
 constexpr Int row_window(uint64_t window) {
-  constexpr Int kMost =
+  constexpr Int kMax =
       sizeof(Int) == 4 ? Int{0x7FFFFFFF - 16} : static_cast<Int>(uint64_t{1} << 62);
-  return window < static_cast<uint64_t>(kMost) ? static_cast<Int>(window) : kMost;
+  return window < static_cast<uint64_t>(kMax) ? static_cast<Int>(window) : kMax;
 }
 
 // With a KvState; a cache without one has a body alone.

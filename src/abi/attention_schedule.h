@@ -1,18 +1,19 @@
 #pragma once
 // The step schedule of decode attention over pages: which block works on which keys. One small
 // kernel per step writes it; the attention of every layer with the same heads, mask and segment
-// reads it. A unit is one sequence, one KV head and a group of its rows. A run is those pieces of a
-// unit's keys that one block has. Blocks change between units or between groups of pieces, never
-// elsewhere, and states are folded from piece to group to unit: bits do not depend on the schedule.
+// reads it. A work item is one sequence, one KV head and a group of its rows. A run is those splits
+// of a work item's keys that one block has. Blocks change between work items or between groups of
+// splits, never elsewhere, and states are folded from split to group to work item: bits do not
+// depend on the schedule.
 #include "abi/attention.h"
 #include "abi/attention_cut.h"
 
 namespace gyre::abi {
 
-// Pieces fold to a group, groups to a unit.
-GYRE_CONSTANT uint32_t kGroupPieces = 4;
+// Splits fold to a group, groups to a work item.
+GYRE_CONSTANT uint32_t kGroupSplits = 4;
 
-// Pieces are numbered from the sequence's first key on: piece i is keys [i << shift, i + 1 <<
+// Splits are numbered from the sequence's first key on: split i is keys [i << shift, i + 1 <<
 // shift).
 struct AttentionRun {
   uint32_t sequence, kv_head;
@@ -20,9 +21,9 @@ struct AttentionRun {
   uint32_t first_token, tokens;   // rows of q
   uint32_t length, tail_begin;    // keys of the sequence; RowMask's
   uint32_t begin, end;            // keys that some query of the sequence sees
-  uint32_t first, count;          // pieces of this block
-  uint32_t unit_first, unit_end;  // pieces of the unit, at least one
-  uint32_t area;                  // block that has the unit's first piece
+  uint32_t first, count;          // splits of this block
+  uint32_t item_first, item_end;  // splits of the work item, at least one
+  uint32_t area;                  // block that has the work item's first split
   uint32_t shift_and_valid;       // shift, + 256: the sequence's numbers make sense
 };
 static_assert(sizeof(AttentionRun) == 64);
@@ -33,11 +34,11 @@ struct AttentionScheduleSpec {
 
 struct AttentionScheduleParams {
   AttentionParams call;  // any of the step's calls: what depends on the layer is not read
-  AttentionCut group;    // keys of a group of pieces
-  uint64_t runs;         // room for so many
+  AttentionCut group;    // keys of a group of splits
+  uint64_t runs;         // room for this many
   uint32_t blocks;       // of the attention kernel
-  uint32_t rows;         // of a unit, at most
-  uint32_t by_token;     // 1: a unit has rows of one token only
+  uint32_t rows;         // of a work item, at most
+  uint32_t by_token;     // 1: a work item has rows of one token only
   uint32_t key;          // of all numbers that the schedule depends on, see attention_schedule_key
 };
 
@@ -53,15 +54,15 @@ constexpr uint64_t schedule_words(uint64_t blocks, uint64_t runs) {
   return schedule_runs_at(blocks) + runs * kRunWords;
 }
 
-// Units of a KV head that `tokens` queries of a sequence make.
-constexpr uint32_t unit_count(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token) {
+// Work items of a KV head that `tokens` queries of a sequence make.
+constexpr uint32_t item_count(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token) {
   if (!by_token) return (tokens * group + rows - 1) / rows;
   return tokens * ((group + rows - 1) / rows);
 }
-struct UnitRows {
+struct ItemRows {
   uint32_t first, count;
 };
-constexpr UnitRows unit_rows(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token,
+constexpr ItemRows item_rows(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token,
                              uint32_t index) {
   uint32_t first = index * rows, end = tokens * group;
   if (by_token) {
@@ -73,13 +74,13 @@ constexpr UnitRows unit_rows(uint32_t tokens, uint32_t group, uint32_t rows, boo
 }
 
 // Runs that the sequences of a phase can have, whatever their numbers say.
-constexpr uint64_t schedule_most_runs(AttentionPhase phase, uint64_t sequences, uint64_t kv_heads,
-                                      uint64_t max_query_length, uint32_t group, uint32_t rows,
-                                      bool by_token, uint64_t blocks) {
-  const uint64_t fit = phase_most_rows(phase) / group;
+constexpr uint64_t schedule_max_runs(AttentionPhase phase, uint64_t sequences, uint64_t kv_heads,
+                                     uint64_t max_query_length, uint32_t group, uint32_t rows,
+                                     bool by_token, uint64_t blocks) {
+  const uint64_t fit = phase_max_rows(phase) / group;
   const uint64_t tokens = max_query_length < fit ? max_query_length : fit;
-  const uint32_t units = unit_count(static_cast<uint32_t>(tokens), group, rows, by_token);
-  return sequences * kv_heads * units + blocks;
+  const uint32_t items = item_count(static_cast<uint32_t>(tokens), group, rows, by_token);
+  return sequences * kv_heads * items + blocks;
 }
 
 }  // namespace gyre::abi

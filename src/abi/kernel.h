@@ -3,8 +3,8 @@
 
 #include <array>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 namespace gyre {
@@ -18,6 +18,20 @@ struct ArgInfo {
   const char* name = nullptr;
   Access access = kArgRead;
   bool appended = false;  // a write changes only bytes of the tokens that the command is given
+};
+
+constexpr ArgInfo reads(const char* name) { return {name, kArgRead}; }
+constexpr ArgInfo writes(const char* name) { return {name, kArgWrite}; }
+constexpr ArgInfo updates(const char* name) { return {name, kArgReadWrite}; }
+
+struct ArgList {
+  std::array<ArgInfo, kMaxArgs> args{};
+  uint32_t count = 0;
+
+  constexpr ArgList(std::initializer_list<ArgInfo> list) { append(list); }
+  constexpr void append(std::initializer_list<ArgInfo> list) {
+    for (const ArgInfo& arg : list) args.at(count++) = arg;
+  }
 };
 
 struct KernelCode;
@@ -40,6 +54,9 @@ struct Kernel {
   static_assert(std::is_trivially_copyable_v<Params> && alignof(Params) <= 8);
 
   KernelInfo info;
+
+  constexpr Kernel(const char* name, const ArgList& list, bool once = false)
+      : info{name, sizeof(Params), list.count, list.args, once} {}
 };
 
 template <class Spec>

@@ -2,8 +2,6 @@
 // The contract between ops and backends, on one page. An op names a kernel and hands over Spec,
 // Params and Args; a backend has a table from kernels to code. Neither knows the other.
 
-#include <initializer_list>
-
 #include "abi/attention.h"
 #include "abi/attention_plan.h"
 #include "abi/bytes_copy.h"
@@ -20,240 +18,103 @@
 
 namespace gyre {
 
-inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{{
-    .name = "kv_copy",
-    .params_bytes = sizeof(abi::KvCopyParams),
-    .arg_count = 4,
-    .args = {{{"k", kArgRead}, {"k_cache", kArgWrite}, {"v", kArgRead}, {"v_cache", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::KvCopySpec, abi::KvCopyParams> kKvCopy{
+    "kv_copy", {reads("k"), writes("k_cache"), reads("v"), writes("v_cache")}};
 
 // rope and norm_rope; absent outputs and weights are null.
-inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{{
-    .name = "rope",
-    .params_bytes = sizeof(abi::RopeParams),
-    .arg_count = 11,
-    .args = {{{"x", kArgRead},
-              {"positions", kArgRead},
-              {"out", kArgWrite},
-              {"frequencies", kArgRead},
-              {"factors", kArgRead},
-              {"weight", kArgRead},
-              {"second", kArgWrite},
-              {"k", kArgRead},
-              {"k_out", kArgWrite},
-              {"k_weight", kArgRead},
-              {"k_second", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::RopeSpec, abi::RopeParams> kRope{
+    "rope",
+    {reads("x"), reads("positions"), writes("out"), reads("frequencies"), reads("factors"),
+     reads("weight"), writes("second"), reads("k"), writes("k_out"), reads("k_weight"),
+     writes("k_second")}};
 
 // What every write ends with, behind its own arguments: k, v and where they are stored. Writes to
 // the caches are read_write: tokens that share a tile of V with new ones keep their bits. Sink
-// tokens and tail of K, and those of V, are one argument each: "near". A range and slots in pages
-// have no "near".
-constexpr std::array<ArgInfo, kMaxArgs> with_stored_args(std::initializer_list<ArgInfo> own,
-                                                         bool appended = true) {
-  const ArgInfo stored[] = {{"k", kArgRead},
-                            {"k_codes", kArgReadWrite, appended},
-                            {"k_scales", kArgReadWrite, appended},
-                            {"k_near", kArgWrite},
-                            {"v", kArgRead},
-                            {"v_codes", kArgReadWrite, appended},
-                            {"v_scales", kArgReadWrite, appended},
-                            {"v_near", kArgWrite}};
-  std::array<ArgInfo, kMaxArgs> args{};
-  size_t count = 0;
-  for (const ArgInfo& arg : own) args[count++] = arg;
-  for (const ArgInfo& arg : stored) args[count++] = arg;
+// tokens and tail of K, and those of V, are one argument each: "k_f16" and "v_f16". A range and
+// slots in pages have none.
+constexpr ArgList with_stored_args(ArgList args, bool appended = true) {
+  const auto changes = [&](const char* name) { return ArgInfo{name, kArgReadWrite, appended}; };
+  args.append({reads("k"), changes("k_codes"), changes("k_scales"), writes("k_f16"), reads("v"),
+               changes("v_codes"), changes("v_scales"), writes("v_f16")});
   return args;
 }
 
 using WriteKernel = Kernel<abi::WriteSpec, abi::WriteParams>;
-inline constexpr WriteKernel kKvQuantize{{
-    .name = "kv_quantize",
-    .params_bytes = sizeof(abi::WriteParams),
-    .arg_count = 9,
-    .args = with_stored_args({{"where", kArgRead}}, false),
-}};
-inline constexpr WriteKernel kKvAppend{{
-    .name = "kv_append",
-    .params_bytes = sizeof(abi::WriteParams),
-    .arg_count = 9,
-    .args = with_stored_args({{"state", kArgRead}}),
-}};
-inline constexpr WriteKernel kKvWrite{{
-    .name = "kv_write",
-    .params_bytes = sizeof(abi::WriteParams),
-    .arg_count = 9,
-    .args = with_stored_args({{"slots", kArgRead}}),
-}};
+inline constexpr WriteKernel kKvQuantize{"kv_quantize", with_stored_args({reads("where")}, false)};
+inline constexpr WriteKernel kKvAppend{"kv_append", with_stored_args({reads("state")})};
+inline constexpr WriteKernel kKvWrite{"kv_write", with_stored_args({reads("slots")})};
 
-inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequantize{{
-    .name = "kv_dequantize",
-    .params_bytes = sizeof(abi::KvDequantizeParams),
-    .arg_count = 3,
-    .args = {{{"codes", kArgRead}, {"scales", kArgRead}, {"out", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::KvDequantizeSpec, abi::KvDequantizeParams> kKvDequantize{
+    "kv_dequantize", {reads("codes"), reads("scales"), writes("out")}};
 
 // Rows to calibrated rows, which the writers below take in place of k and v; what is absent is
 // null.
-inline constexpr Kernel<abi::KvFeedbackSpec, abi::KvFeedbackParams> kKvFeedback{{
-    .name = "kv_feedback",
-    .params_bytes = sizeof(abi::KvFeedbackParams),
-    .arg_count = 14,
-    .args = {{{"k", kArgRead},
-              {"k_matrix", kArgRead},
-              {"k_inverse", kArgRead},
-              {"k_mean", kArgRead},
-              {"k_factor", kArgRead},
-              {"k_diagonal", kArgRead},
-              {"k_calibrated", kArgWrite},
-              {"v", kArgRead},
-              {"v_matrix", kArgRead},
-              {"v_inverse", kArgRead},
-              {"v_mean", kArgRead},
-              {"v_factor", kArgRead},
-              {"v_diagonal", kArgRead},
-              {"v_calibrated", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::KvFeedbackSpec, abi::KvFeedbackParams> kKvFeedback{
+    "kv_feedback",
+    {reads("k"), reads("k_matrix"), reads("k_inverse"), reads("k_mean"), reads("k_factor"),
+     reads("k_diagonal"), writes("k_calibrated"), reads("v"), reads("v_matrix"), reads("v_inverse"),
+     reads("v_mean"), reads("v_factor"), reads("v_diagonal"), writes("v_calibrated")}};
 
-inline constexpr Kernel<abi::KvTransformSpec, abi::KvTransformParams> kKvTransform{{
-    .name = "kv_transform",
-    .params_bytes = sizeof(abi::KvTransformParams),
-    .arg_count = 5,
-    .args = {{{"x", kArgRead},
-              {"matrix", kArgRead},
-              {"before", kArgRead},
-              {"after", kArgRead},
-              {"out", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::KvTransformSpec, abi::KvTransformParams> kKvTransform{
+    "kv_transform", {reads("x"), reads("matrix"), reads("before"), reads("after"), writes("out")}};
 
-inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{{
-    .name = "hadamard",
-    .params_bytes = sizeof(abi::HadamardParams),
-    .arg_count = 2,
-    .args = {{{"x", kArgRead}, {"out", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::HadamardSpec, abi::HadamardParams> kHadamard{
+    "hadamard", {reads("x"), writes("out")}};
 
 // In the order of abi::AttentionArg.
-inline constexpr std::array<ArgInfo, kMaxArgs> kAttentionArgs = {{{"q", kArgRead},
-                                                                  {"k_codes", kArgRead},
-                                                                  {"k_scales", kArgRead},
-                                                                  {"v_codes", kArgRead},
-                                                                  {"v_scales", kArgRead},
-                                                                  {"out", kArgWrite},
-                                                                  {"lse", kArgWrite},
-                                                                  {"sink_logits", kArgRead},
-                                                                  {"alibi_slopes", kArgRead},
-                                                                  {"tree_mask", kArgRead},
-                                                                  {"partial", kArgReadWrite},
-                                                                  {"state", kArgRead},
-                                                                  {"table", kArgRead},
-                                                                  {"kv_lengths", kArgRead},
-                                                                  {"cu_seqlens_q", kArgRead},
-                                                                  {"is_prefill", kArgRead}}};
+inline constexpr ArgList kAttentionArgs = {
+    reads("q"),         reads("k_codes"),     reads("k_scales"),
+    reads("v_codes"),   reads("v_scales"),    writes("out"),
+    writes("lse"),      reads("sink_logits"), reads("alibi_slopes"),
+    reads("tree_mask"), updates("partial"),   reads("state"),
+    reads("table"),     reads("kv_lengths"),  reads("cu_seqlens_q"),
+    reads("is_prefill")};
 
 // Either out (and lse, sink_logits) or partial; what is absent is null.
 using PlannedAttention = Kernel<abi::AttentionSpec, abi::AttentionParams, abi::AttentionProblem>;
-inline constexpr PlannedAttention kAttention{{
-    .name = "attention",
-    .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 16,
-    .args = kAttentionArgs,
-}};
+inline constexpr PlannedAttention kAttention{"attention", kAttentionArgs};
 
 // As kAttention, for few rows over many keys; it reduces its splits itself. A plan says when a
 // device takes it.
-inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{{
-    .name = "attention_decode",
-    .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 16,
-    .args = kAttentionArgs,
-}};
+inline constexpr Kernel<abi::AttentionDecodeSpec, abi::AttentionParams> kAttentionDecode{
+    "attention_decode", kAttentionArgs};
 
 // As kAttention, for many rows on tensor cores, where a device has them.
-inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttentionManyRows{{
-    .name = "attention_many_rows",
-    .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 16,
-    .args = kAttentionArgs,
-}};
+inline constexpr Kernel<abi::AttentionRowsSpec, abi::AttentionParams> kAttentionManyRows{
+    "attention_many_rows", kAttentionArgs};
 
 // As kAttention, for latent attention; `partial` is the kernel's scratch memory. A plan says when a
 // device takes it.
-inline constexpr Kernel<abi::AttentionLatentSpec, abi::AttentionParams> kAttentionLatent{{
-    .name = "attention_latent",
-    .params_bytes = sizeof(abi::AttentionParams),
-    .arg_count = 16,
-    .args = kAttentionArgs,
-}};
+inline constexpr Kernel<abi::AttentionLatentSpec, abi::AttentionParams> kAttentionLatent{
+    "attention_latent", kAttentionArgs};
 
 // Who works on what, for every call over the same pages, lengths and masks.
 inline constexpr Kernel<abi::AttentionScheduleSpec, abi::AttentionScheduleParams>
-    kAttentionSchedule{{
-        .name = "attention_schedule",
-        .params_bytes = sizeof(abi::AttentionScheduleParams),
-        .arg_count = 5,
-        .args = {{{"schedule", kArgWrite},
-                  {"kv_lengths", kArgRead},
-                  {"cu_seqlens_q", kArgRead},
-                  {"is_prefill", kArgRead},
-                  {"tail_begin", kArgRead}}},
-    }};
+    kAttentionSchedule{"attention_schedule",
+                       {writes("schedule"), reads("kv_lengths"), reads("cu_seqlens_q"),
+                        reads("is_prefill"), reads("tail_begin")}};
 
-inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{{
-    .name = "attention_merge",
-    .params_bytes = sizeof(abi::AttentionMergeParams),
-    .arg_count = 4,
-    .args = {{{"partial", kArgRead},
-              {"out", kArgWrite},
-              {"lse", kArgWrite},
-              {"sink_logits", kArgRead}}},
-}};
+inline constexpr Kernel<abi::AttentionMergeSpec, abi::AttentionMergeParams> kAttentionMerge{
+    "attention_merge", {reads("partial"), writes("out"), writes("lse"), reads("sink_logits")}};
 
 // Values of one moment: a graph that kept them would repeat that moment.
-inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{{
-    .name = "kv_extend",
-    .params_bytes = sizeof(abi::KvExtendParams),
-    .arg_count = 2,
-    .args = {{{"state", kArgWrite}, {"positions", kArgWrite}}},
-    .once = true,
-}};
+inline constexpr Kernel<abi::KvExtendSpec, abi::KvExtendParams> kKvExtend{
+    "kv_extend", {writes("state"), writes("positions")}, true};
 
 // "where" is a cache's state or a list of slots.
-inline constexpr Kernel<abi::RopeAppendSpec, abi::RopeAppendParams> kRopeAppend{{
-    .name = "rope_append",
-    .params_bytes = sizeof(abi::RopeAppendParams),
-    .arg_count = 16,
-    .args = with_stored_args({{"q", kArgRead},
-                              {"positions", kArgRead},
-                              {"q_out", kArgWrite},
-                              {"frequencies", kArgRead},
-                              {"factors", kArgRead},
-                              {"q_weight", kArgRead},
-                              {"k_weight", kArgRead},
-                              {"where", kArgRead}}),
-}};
+inline constexpr Kernel<abi::RopeAppendSpec, abi::RopeAppendParams> kRopeAppend{
+    "rope_append",
+    with_stored_args({reads("q"), reads("positions"), writes("q_out"), reads("frequencies"),
+                      reads("factors"), reads("q_weight"), reads("k_weight"), reads("where")})};
 
-inline constexpr Kernel<abi::KvPageCopySpec, abi::KvPageCopyParams> kKvPageCopy{{
-    .name = "kv_page_copy",
-    .params_bytes = sizeof(abi::KvPageCopyParams),
-    .arg_count = 3,
-    .args = {{{"pages", kArgReadWrite}, {"from", kArgRead}, {"to", kArgRead}}},
-}};
+inline constexpr Kernel<abi::KvPageCopySpec, abi::KvPageCopyParams> kKvPageCopy{
+    "kv_page_copy", {updates("pages"), reads("from"), reads("to")}};
 
-inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{{
-    .name = "bytes_copy",
-    .params_bytes = sizeof(abi::BytesCopyParams),
-    .arg_count = 2,
-    .args = {{{"from", kArgRead}, {"to", kArgWrite}}},
-}};
+inline constexpr Kernel<abi::BytesCopySpec, abi::BytesCopyParams> kBytesCopy{
+    "bytes_copy", {reads("from"), writes("to")}};
 
 // Values of one moment, as kv_extend's.
-inline constexpr Kernel<abi::WordsWriteSpec, abi::WordsWriteParams> kWordsWrite{{
-    .name = "words_write",
-    .params_bytes = sizeof(abi::WordsWriteParams),
-    .arg_count = 1,
-    .args = {{{"to", kArgWrite}}},
-    .once = true,
-}};
+inline constexpr Kernel<abi::WordsWriteSpec, abi::WordsWriteParams> kWordsWrite{
+    "words_write", {writes("to")}, true};
 
 }  // namespace gyre

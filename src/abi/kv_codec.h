@@ -112,14 +112,14 @@ constexpr int32_t kv_magnitude(uint32_t format, uint32_t index) {
 }
 constexpr int32_t kv_level(uint32_t format, uint32_t code) {
   const KvCodec codec = kv_codec(format);
-  const uint32_t top = 1u << (codec.bits - 1);
+  const uint32_t sign_bit = 1u << (codec.bits - 1);
   switch (codec.levels) {
     case KvLevels::magnitudes: {
-      const int32_t magnitude = kv_magnitude(format, code & (top - 1));
-      return (code & top) != 0 ? -magnitude : magnitude;
+      const int32_t magnitude = kv_magnitude(format, code & (sign_bit - 1));
+      return (code & sign_bit) != 0 ? -magnitude : magnitude;
     }
     case KvLevels::odd:
-      return 2 * static_cast<int32_t>(code) - static_cast<int32_t>(2 * top - 1);
+      return 2 * static_cast<int32_t>(code) - static_cast<int32_t>(2 * sign_bit - 1);
     default:
       return static_cast<int8_t>(code);
   }
@@ -134,7 +134,6 @@ constexpr uint32_t kv_zero_code(uint32_t format) {
 // NaN. It is a float shifted right by 15 and scaled by 2^31, and reaches from 2^-165 to 2^97: f16
 // would lose 1e30 and 1e-30.
 GYRE_CONSTANT uint16_t kKvScaleNaN = 0xFFC0;
-GYRE_CONSTANT uint16_t kKvScaleInfinity = 0xFF00;
 
 // Power-of-two blocks of a head, largest first: 80 = 64 + 16, 576 = 512 + 64.
 struct KvBlocks {

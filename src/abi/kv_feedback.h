@@ -6,16 +6,21 @@
 
 namespace gyre::abi {
 
-GYRE_CONSTANT uint32_t kKvMostGains = 8;
-GYRE_CONSTANT uint32_t kKvMostCalibratedDim = kKvScaleBlock;
+GYRE_CONSTANT uint32_t kKvMaxGains = 8;
+GYRE_CONSTANT uint32_t kKvMaxCalibratedDim = 512;
 
-// Head dims that calibrated rows have: one transform, one scale.
+// Head dims that calibrated rows have: one transform, in one or two scale blocks.
 constexpr bool kv_takes_calibration(uint64_t head_dim) {
-  return head_dim >= 16 && head_dim <= kKvMostCalibratedDim && (head_dim & (head_dim - 1)) == 0;
+  return head_dim >= 16 && head_dim <= kKvMaxCalibratedDim && (head_dim & (head_dim - 1)) == 0;
 }
 
-// A calibrated row: the row in its basis as f16, the codes, a byte a coordinate, the scale (16
-// bits).
+// The scale blocks of such a row are alike.
+constexpr uint32_t kv_calibrated_block(uint32_t head_dim) {
+  return head_dim < kKvScaleBlock ? head_dim : kKvScaleBlock;
+}
+
+// A calibrated row: the row in its basis as f16, the codes, a byte a coordinate, a scale (16 bits)
+// for each scale block.
 constexpr uint64_t kv_calibrated_codes(uint64_t head_dim) { return 2 * head_dim; }
 constexpr uint64_t kv_calibrated_scale(uint64_t head_dim) { return 3 * head_dim; }
 constexpr uint64_t kv_calibrated_bytes(uint64_t head_dim) { return 3 * head_dim + 16; }
@@ -36,7 +41,7 @@ struct KvFeedbackStream {
   uint32_t format;
   uint32_t gains;  // how many
   uint32_t unused;
-  float gain[kKvMostGains];
+  float gain[kKvMaxGains];
 };
 
 struct KvFeedbackParams {

@@ -29,7 +29,7 @@ struct KvKeys {
 };
 
 inline uint64_t kv_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-inline uint64_t kv_most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+inline uint64_t kv_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // Keys that a segment holds.
 inline KvKeys kv_segment_keys(KvSegment segment, const GYRE_PARAMS KvPlaces& places,
@@ -37,7 +37,7 @@ inline KvKeys kv_segment_keys(KvSegment segment, const GYRE_PARAMS KvPlaces& pla
   const uint64_t sink_tokens = kv_least(places.sink_tokens, state.length);
   if (segment == kSegmentSinks) return {0, sink_tokens};
   if (segment == kSegmentBody) return {sink_tokens, state.length};
-  return {kv_most(state.tail_begin, sink_tokens), state.length};
+  return {kv_max(state.tail_begin, sink_tokens), state.length};
 }
 
 }  // namespace gyre::abi

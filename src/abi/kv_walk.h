@@ -34,7 +34,7 @@ struct KvWalk {
   UInt first_tile, tiles_a, tiles;
   UInt skip, end_a, end_b;  // positions with keys are [skip, end_a) and [8 tiles_a, end_b)
   UInt starts_a,
-      starts_b;  // at so many positions, from skip and 8 tiles_a on, a whole chunk begins
+      starts_b;  // at this many positions, from skip and 8 tiles_a on, a whole chunk begins
 
   // Where the index-th tile is in the cache.
   constexpr UInt tile(UInt index) const {
@@ -63,10 +63,10 @@ struct KvWalk {
     const bool valid = (position < (a ? end_a : end_b)) & (!a | (position >= skip));
     return valid ? position - before : kNoKey;
   }
-  // As many tiles as lie side by side from index < tiles on, at most `most`.
-  constexpr KvRun<UInt> run(UInt index, UInt most) const {
+  // As many tiles as lie side by side from index < tiles on, at most `limit`.
+  constexpr KvRun<UInt> run(UInt index, UInt limit) const {
     const bool a = index < tiles_a;
-    const UInt left = (a ? tiles_a : tiles) - index, count = left < most ? left : most;
+    const UInt left = (a ? tiles_a : tiles) - index, count = left < limit ? left : limit;
     const UInt begin = index * kTile, end = begin + count * kTile, keys_end = a ? end_a : end_b;
     return {tile(index), count, a && begin < skip ? skip : begin, end < keys_end ? end : keys_end};
   }
@@ -92,8 +92,8 @@ template <class UInt>
 constexpr KvPageRun<UInt> kv_page_run(UInt begin, UInt last, UInt page_tokens, UInt block_keys) {
   const UInt place = begin % page_tokens;
   const UInt in_page = page_tokens - place, in_block = block_keys - begin % block_keys;
-  const UInt most = in_page < in_block ? in_page : in_block;
-  return {begin, last - begin < most ? last : begin + most, place / kKvTile};
+  const UInt limit = in_page < in_block ? in_page : in_block;
+  return {begin, last - begin < limit ? last : begin + limit, place / kKvTile};
 }
 
 struct KvWalkAsIs {

@@ -10,14 +10,14 @@ struct WordsWriteSpec {
 };
 
 // With the arguments' addresses less than the 4 KiB that a CUDA kernel takes by value.
-GYRE_CONSTANT uint32_t kWordsWriteMost = 980;
+GYRE_CONSTANT uint32_t kMaxWordsWrite = 980;
 
 // Pairs {first word in the tensor, first word of data} of the runs lie in front, data from the back
-// on: word i of the data is buffer[kWordsWriteMost - 1 - i].
+// on: word i of the data is buffer[kMaxWordsWrite - 1 - i].
 struct WordsWriteParams {
   uint32_t runs;
   uint32_t words;
-  uint32_t buffer[kWordsWriteMost];
+  uint32_t buffer[kMaxWordsWrite];
 };
 
 // Where word i of the data goes; its run is the last that begins at i or before.

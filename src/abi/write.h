@@ -114,8 +114,8 @@ inline KvKeys append_keys(const GYRE_PARAMS WriteParams& p, const GYRE_THREAD Kv
 // Tokens of the step that enter the body: those behind the sink tokens.
 inline SlotRun append_run(const GYRE_PARAMS WriteParams& p, const GYRE_THREAD KvState& state) {
   const KvKeys keys = append_keys(p, state);
-  const uint64_t first_key = kv_most(keys.begin, p.places.sink_tokens);
-  const uint64_t end_key = kv_most(keys.end, first_key), capacity = p.places.body_capacity;
+  const uint64_t first_key = kv_max(keys.begin, p.places.sink_tokens);
+  const uint64_t end_key = kv_max(keys.end, first_key), capacity = p.places.body_capacity;
   return slot_run(first_key - keys.begin, end_key - first_key,
                   kv_slot(first_key - p.places.sink_tokens, capacity), capacity);
 }
@@ -126,13 +126,13 @@ inline uint64_t append_max_tiles(const GYRE_PARAMS WriteParams& p) {
 }
 
 // Where the 16-bit row of a key begins, counted from the first byte of sink tokens and tail;
-// kNoNear: it has none.
-GYRE_CONSTANT uint64_t kNoNear = ~uint64_t{0};
-inline uint64_t append_near_offset(const GYRE_PARAMS KvPlaces& places,
-                                   const GYRE_PARAMS WriteStream& s, uint64_t key, uint64_t head) {
+// kNoF16Row: it has none.
+GYRE_CONSTANT uint64_t kNoF16Row = ~uint64_t{0};
+inline uint64_t append_f16_offset(const GYRE_PARAMS KvPlaces& places,
+                                  const GYRE_PARAMS WriteStream& s, uint64_t key, uint64_t head) {
   const uint64_t row_bytes = 2 * uint64_t{s.cache.head_dim};
   if (key < places.sink_tokens) return head * s.sinks_head_stride + key * row_bytes;
-  if (places.tail_capacity == 0) return kNoNear;
+  if (places.tail_capacity == 0) return kNoF16Row;
   return s.tail_offset + head * s.tail_head_stride + kv_slot(key, places.tail_capacity) * row_bytes;
 }
 

@@ -85,9 +85,8 @@ class Scratch {
 
 gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* inputs,
                            const gyre_attention_options* options) {
-  return guard(__func__, [&] {
-    const gyre_attention_inputs given = read(inputs, "inputs");
-    gyre::attention(deref(encoder, "encoder").value,
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
+    gyre::attention(to,
                     gyre::AttentionInputs{.q = tensor(given.q),
                                           .k_cache = kv_buffer(given.k_cache),
                                           .v_cache = kv_buffer(given.v_cache),
@@ -100,10 +99,9 @@ gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* i
 
 gyre_status gyre_paged_attention(gyre_encoder* encoder, const gyre_paged_attention_inputs* inputs,
                                  const gyre_paged_attention_options* options) {
-  return guard(__func__, [&] {
-    const gyre_paged_attention_inputs given = read(inputs, "inputs");
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
     Scratch scratch(given.scratch);
-    gyre::attention(deref(encoder, "encoder").value,
+    gyre::attention(to,
                     gyre::PagedAttentionInputs{.q = tensor(given.q),
                                                .pages = kv_pages(given.pages),
                                                .page_table = tensor(given.page_table),
@@ -123,10 +121,9 @@ gyre_status gyre_attention_schedule(gyre_encoder* encoder,
                                     const gyre_attention_schedule_inputs* inputs,
                                     const gyre_paged_attention_options* options,
                                     gyre_tensor** schedule) {
-  return guard(__func__, [&] {
-    const gyre_attention_schedule_inputs given = read(inputs, "inputs");
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
     Scratch memory(&deref(schedule, "schedule"));  // refuses NULL
-    *memory.memory() = gyre::attention_schedule(deref(encoder, "encoder").value,
+    *memory.memory() = gyre::attention_schedule(to,
                                                 {.pages = kv_pages(given.pages),
                                                  .tokens = given.tokens,
                                                  .heads = given.heads,
@@ -142,9 +139,8 @@ gyre_status gyre_attention_schedule(gyre_encoder* encoder,
 gyre_status gyre_attention_partial(gyre_encoder* encoder,
                                    const gyre_attention_partial_inputs* inputs,
                                    const gyre_attention_options* options) {
-  return guard(__func__, [&] {
-    const gyre_attention_partial_inputs given = read(inputs, "inputs");
-    gyre::attention_partial(deref(encoder, "encoder").value,
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
+    gyre::attention_partial(to,
                             {.q = tensor(given.q),
                              .k_cache = kv_buffer(given.k_cache),
                              .v_cache = kv_buffer(given.v_cache),
@@ -155,12 +151,26 @@ gyre_status gyre_attention_partial(gyre_encoder* encoder,
 }
 
 gyre_status gyre_attention_merge(gyre_encoder* encoder, const gyre_attention_merge_inputs* inputs) {
-  return guard(__func__, [&] {
-    const gyre_attention_merge_inputs given = read(inputs, "inputs");
-    gyre::attention_merge(deref(encoder, "encoder").value,
-                          {.partial = tensor(given.partial),
-                           .out = tensor(given.out),
-                           .lse = tensor(given.lse),
-                           .sink_logits = tensor(given.sink_logits)});
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
+    gyre::attention_merge(to, {.partial = tensor(given.partial),
+                               .out = tensor(given.out),
+                               .lse = tensor(given.lse),
+                               .sink_logits = tensor(given.sink_logits)});
+  });
+}
+
+gyre_status gyre_supports_attention(const gyre_device* device, const gyre_attention_types* types,
+                                    int32_t* supported) {
+  return answer(__func__, supported, "supported", [&] {
+    const gyre_attention_types given = read(types, "types");
+    const gyre::AttentionTypes otherwise;
+    return gyre::supports(
+        deref(device, "device").value,
+        gyre::AttentionTypes{.q = dtype_or(given.q, otherwise.q, "types.q"),
+                             .k = kv_format_or(given.k, otherwise.k, "types.k"),
+                             .v = kv_format_or(given.v, otherwise.v, "types.v"),
+                             .out = dtype_or(given.out, otherwise.out, "types.out"),
+                             .paged = given.paged != 0,
+                             .latent = given.latent != 0});
   });
 }

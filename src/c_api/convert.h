@@ -7,7 +7,8 @@
 #include "gyre/c/attention.h"
 #include "gyre/c/calibration.h"
 #include "gyre/c/kv_cache.h"
-#include "gyre/c/rope.h"
+#include "gyre/c/rope_append.h"
+#include "gyre/c/write.h"
 #include "gyre/gyre.h"
 
 // Structs that several calls take. Each refuses with the path of the field, from `name` on.
@@ -23,6 +24,7 @@ inline KvStepEnd step_end(gyre_step_end how) {
 }
 AttendInputs attend_inputs(const gyre_attend_inputs* inputs);
 AttendOptions attend_options(const gyre_attend_options* options);
+KvRange kv_range(const gyre_kv_range* options);
 KvLayer kv_layer(const gyre_kv_layer& given);
 KvCalibration kv_calibration(const gyre_kv_calibration* calibration, const char* name);
 std::vector<KvLayerCalibration> kv_calibrations(const gyre_kv_calibration* calibrations,

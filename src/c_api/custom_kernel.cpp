@@ -1,7 +1,5 @@
 #include "gyre/c/custom_kernel.h"
 
-#include <span>
-
 #include "c_api/enums.h"
 #include "c_api/handles.h"
 #include "c_api/structs.h"
@@ -48,9 +46,9 @@ gyre_status gyre_custom_kernel_create(const gyre_custom_code* code, gyre_custom_
 
 void gyre_custom_kernel_destroy(gyre_custom_kernel* kernel) { destroy(__func__, kernel, "kernel"); }
 
-gyre_status gyre_custom_kernel_supports(const gyre_custom_kernel* kernel, const gyre_device* device,
-                                        int32_t* yes) {
-  return answer(__func__, yes, "yes", [&] {
+gyre_status gyre_supports_custom_kernel(const gyre_device* device, const gyre_custom_kernel* kernel,
+                                        int32_t* supported) {
+  return answer(__func__, supported, "supported", [&] {
     return gyre::supports(deref(device, "device").value, deref(kernel, "kernel").value);
   });
 }

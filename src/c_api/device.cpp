@@ -88,45 +88,6 @@ gyre_status gyre_device_stream(const gyre_device* device, uint64_t* stream) {
   return answer(__func__, stream, "stream", [&] { return value(device).stream(); });
 }
 
-gyre_status gyre_device_supports_kv_copy(const gyre_device* device, gyre_dtype source,
-                                         gyre_dtype cache, int32_t* supported) {
-  return answer(__func__, supported, "supported", [&] {
-    return gyre::supports(value(device), gyre::KvCopyTypes{.source = dtype(source, "source"),
-                                                           .cache = dtype(cache, "cache")});
-  });
-}
-
-gyre_status gyre_device_supports_rope(const gyre_device* device, gyre_dtype x, gyre_dtype out,
-                                      int32_t* supported) {
-  return answer(__func__, supported, "supported", [&] {
-    return gyre::supports(value(device),
-                          gyre::RopeTypes{.x = dtype(x, "x"), .out = dtype(out, "out")});
-  });
-}
-
-gyre_status gyre_device_supports_kv_quantize(const gyre_device* device, gyre_dtype source,
-                                             gyre_kv_format format, int32_t* supported) {
-  return answer(__func__, supported, "supported", [&] {
-    return gyre::supports(value(device),
-                          gyre::KvQuantizeTypes{.source = dtype(source, "source"),
-                                                .format = kv_format(format, "format")});
-  });
-}
-
-gyre_status gyre_device_supports_attention(const gyre_device* device,
-                                           const gyre_attention_types* types, int32_t* supported) {
-  return answer(__func__, supported, "supported", [&] {
-    const gyre_attention_types given = read(types, "types");
-    const gyre::AttentionTypes otherwise;
-    return gyre::supports(
-        value(device), gyre::AttentionTypes{.q = dtype_or(given.q, otherwise.q, "types.q"),
-                                            .k = kv_format_or(given.k, otherwise.k, "types.k"),
-                                            .v = kv_format_or(given.v, otherwise.v, "types.v"),
-                                            .out = dtype_or(given.out, otherwise.out, "types.out"),
-                                            .paged = given.paged != 0});
-  });
-}
-
 gyre_status gyre_device_start_trace(const gyre_device* device) {
   return guard(__func__, [&] { value(device).start_trace(); });
 }
@@ -134,9 +95,8 @@ gyre_status gyre_device_start_trace(const gyre_device* device) {
 gyre_status gyre_device_stop_trace(const gyre_device* device, gyre_trace_format format,
                                    gyre_bytes** trace) {
   return make(__func__, trace, "trace", [&] {
-    if (format < GYRE_TRACE_TEXT || format > GYRE_TRACE_CHROME) {
+    if (format < GYRE_TRACE_TEXT || format > GYRE_TRACE_CHROME)
       refuse("format is ", format, ", which is no gyre_trace_format");
-    }
     const gyre::Trace stopped = value(device).stop_trace();
     std::ostringstream text;
     if (format == GYRE_TRACE_TEXT) stopped.write_text(text);

@@ -1,6 +1,8 @@
 #include "gyre/c/encoder.h"
 
 #include "c_api/handles.h"
+#include "gyre/c/fence.h"
+#include "gyre/c/graph.h"
 
 using namespace gyre::c_api;
 

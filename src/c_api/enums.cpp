@@ -4,9 +4,8 @@ namespace gyre::c_api {
 
 // In C 0 is none, so that a field that was never set is not taken for f32.
 DType dtype(gyre_dtype given, const char* name) {
-  if (given < 1 || given > static_cast<gyre_dtype>(kDTypeCount)) {
+  if (given < 1 || given > static_cast<gyre_dtype>(kDTypeCount))
     refuse(name, " is ", given, ", which is no gyre_dtype");
-  }
   return static_cast<DType>(given - 1);
 }
 

@@ -59,7 +59,7 @@ template <class Handle, class Body>
 gyre_status make(const char* function, Handle** out, const char* name, const Body& body) noexcept {
   return guard(function, [&] {
     deref(out, name) = nullptr;
-    *out = new Handle{.value = body()};
+    *out = new Handle{{.value = body()}};
   });
 }
 

@@ -4,83 +4,45 @@
 #include <vector>
 
 #include "c_api/guard.h"
+#include "c_api/structs.h"
 #include "gyre/c/base.h"
 #include "gyre/c/device.h"
 #include "gyre/gyre.h"
 
+namespace gyre::c_api {
+
 // A handle of C's is a C++ handle on the heap; what these share, they share.
-struct gyre_device {
-  static constexpr auto kKind = gyre::c_api::HandleKind::device;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::Device value;
+template <HandleKind kOf, class T>
+struct HandleOf {
+  static constexpr HandleKind kKind = kOf;
+  HandleKind kind = kKind;
+  T value;
 };
-struct gyre_device_list {
-  static constexpr auto kKind = gyre::c_api::HandleKind::device_list;
-  gyre::c_api::HandleKind kind = kKind;
-  std::vector<gyre::DeviceInfo> value;
+
+}  // namespace gyre::c_api
+
+struct gyre_device : gyre::c_api::HandleOf<gyre::c_api::HandleKind::device, gyre::Device> {};
+struct gyre_device_list
+    : gyre::c_api::HandleOf<gyre::c_api::HandleKind::device_list, std::vector<gyre::DeviceInfo>> {};
+struct gyre_tensor : gyre::c_api::HandleOf<gyre::c_api::HandleKind::tensor, gyre::Tensor> {};
+struct gyre_encoder : gyre::c_api::HandleOf<gyre::c_api::HandleKind::encoder, gyre::Encoder> {};
+struct gyre_fence : gyre::c_api::HandleOf<gyre::c_api::HandleKind::fence, gyre::Fence> {};
+struct gyre_graph : gyre::c_api::HandleOf<gyre::c_api::HandleKind::graph, gyre::Graph> {};
+struct gyre_custom_kernel
+    : gyre::c_api::HandleOf<gyre::c_api::HandleKind::custom_kernel, gyre::CustomKernel> {};
+struct gyre_kv_buffer : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_buffer, gyre::KvBuffer> {
 };
-struct gyre_tensor {
-  static constexpr auto kKind = gyre::c_api::HandleKind::tensor;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::Tensor value;
-};
-struct gyre_encoder {
-  static constexpr auto kKind = gyre::c_api::HandleKind::encoder;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::Encoder value;
-};
-struct gyre_fence {
-  static constexpr auto kKind = gyre::c_api::HandleKind::fence;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::Fence value;
-};
-struct gyre_graph {
-  static constexpr auto kKind = gyre::c_api::HandleKind::graph;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::Graph value;
-};
-struct gyre_custom_kernel {
-  static constexpr auto kKind = gyre::c_api::HandleKind::custom_kernel;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::CustomKernel value;
-};
-struct gyre_kv_buffer {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_buffer;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvBuffer value;
-};
-struct gyre_kv_pages {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_pages;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvPages value;
-};
-struct gyre_kv_cache {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_cache;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvCache value;
+struct gyre_kv_pages : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_pages, gyre::KvPages> {};
+struct gyre_kv_cache : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_cache, gyre::KvCache> {
   std::vector<gyre::KvLayerInfo> described{};  // holds the strings that were handed out
 };
-struct gyre_kv_pool {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_pool;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvPool value;
+struct gyre_kv_pool : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_pool, gyre::KvPool> {
   std::vector<gyre::KvGroupInfo> described{};
 };
-struct gyre_kv_sequence {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_sequence;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvSequence value;
-};
-struct gyre_kv_batch {
-  static constexpr auto kKind = gyre::c_api::HandleKind::kv_batch;
-  gyre::c_api::HandleKind kind = kKind;
-  gyre::KvBatch value;
-};
-struct gyre_bytes {
-  static constexpr auto kKind = gyre::c_api::HandleKind::bytes;
-  gyre::c_api::HandleKind kind = kKind;
-  std::string value;
-};
+struct gyre_kv_sequence
+    : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_sequence, gyre::KvSequence> {};
+struct gyre_kv_batch : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_batch, gyre::KvBatch> {};
+struct gyre_bytes : gyre::c_api::HandleOf<gyre::c_api::HandleKind::bytes, std::string> {};
 
 namespace gyre::c_api {
 
@@ -91,6 +53,16 @@ void destroy(const char* function, Handle* handle, const char* name) noexcept {
     if (handle == nullptr) return;
     deref(handle, name);
     delete handle;
+  });
+}
+
+// The body of every op: `body` records it from the caller's inputs.
+template <class Inputs, class Body>
+gyre_status record(const char* function, gyre_encoder* encoder, const Inputs* inputs,
+                   const Body& body) noexcept {
+  return guard(function, [&] {
+    const Inputs given = read(inputs, "inputs");
+    body(deref(encoder, "encoder").value, given);
   });
 }
 

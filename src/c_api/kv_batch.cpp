@@ -1,8 +1,9 @@
+#include "gyre/c/kv_batch.h"
+
 #include <vector>
 
 #include "c_api/convert.h"
 #include "c_api/handles.h"
-#include "gyre/c/kv_pool.h"
 
 using namespace gyre::c_api;
 
@@ -36,8 +37,8 @@ gyre_status gyre_kv_batch_begin_step(gyre_kv_batch* batch, gyre_encoder* encoder
                                      const gyre_kv_step* steps, uint64_t count) {
   return guard(__func__, [&] {
     std::vector<gyre::KvStep> made;
-    const uint64_t most = value(batch).options().max_sequences;
-    for (const gyre_kv_step& step : read_array(steps, count, most, "steps")) {
+    const uint64_t limit = value(batch).options().max_sequences;
+    for (const gyre_kv_step& step : read_array(steps, count, limit, "steps")) {
       made.push_back({.sequence = deref(step.sequence, "steps.sequence").value,
                       .tokens = step.tokens,
                       .is_prefill = step.is_prefill != 0});

@@ -3,6 +3,7 @@
 #include "c_api/convert.h"
 #include "c_api/enums.h"
 #include "c_api/handles.h"
+#include "gyre/c/snapshot.h"
 
 namespace gyre::c_api {
 
@@ -29,9 +30,8 @@ KvLayer kv_layer(const gyre_kv_layer& given) {
 std::vector<KvLayer> kv_layers(const gyre_kv_layer* layers, uint64_t count) {
   if (layers == nullptr && count == 0) return {kDefaultKvLayer};
   std::vector<KvLayer> made;
-  for (const gyre_kv_layer& layer : read_array(layers, count, kKvMostLayers, "layers")) {
+  for (const gyre_kv_layer& layer : read_array(layers, count, kKvMaxLayers, "layers"))
     made.push_back(kv_layer(layer));
-  }
   return made;
 }
 

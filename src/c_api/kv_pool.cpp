@@ -67,9 +67,8 @@ gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
                                         gyre_kv_group_info* info) {
   return guard(__func__, [&] {
     gyre::KvPoolInfo described = value(pool).describe();
-    if (group >= described.groups.size()) {
+    if (group >= described.groups.size())
       refuse("there are ", described.groups.size(), " groups, got group ", group);
-    }
     const gyre::KvGroupInfo& d = described.groups[group];
     write(info,
           {.size = 0,

@@ -25,6 +25,7 @@ gyre::ModelShape model_shape(const gyre_model_shape* shape) {
   made.tree_mask = given.tree_mask != 0;
   made.use_cache = given.no_cache == 0;
   made.use_batch = given.no_batch == 0;
+  made.use_pages = given.use_pages != 0;
   made.page_tokens = or_default(given.page_tokens, made.page_tokens);
   made.max_sequences = or_default(given.max_sequences, made.max_sequences);
   return made;
@@ -32,10 +33,9 @@ gyre::ModelShape model_shape(const gyre_model_shape* shape) {
 
 }  // namespace
 
-gyre_status gyre_device_prepare(const gyre_device* device, const gyre_model_shape* shape,
-                                void (*progress)(const gyre_prepare_progress* so_far,
-                                                 void* context),
-                                void* context, uint64_t* kernels) {
+gyre_status gyre_prepare(const gyre_device* device, const gyre_model_shape* shape,
+                         void (*progress)(const gyre_prepare_progress* so_far, void* context),
+                         void* context, uint64_t* kernels) {
   return guard(__func__, [&] {
     gyre::PrepareCallback callback;
     if (progress != nullptr) {

@@ -40,27 +40,6 @@ RopeNorm rope_norm(const gyre_rope_norm* norm, const char* name) {
   return made;
 }
 
-RopeAppendInputs rope_append_inputs(const gyre_rope_append_inputs* inputs) {
-  const gyre_rope_append_inputs given = read(inputs, "inputs");
-  return {.q = tensor(given.q),
-          .q_out = tensor(given.q_out),
-          .k = tensor(given.k),
-          .v = tensor(given.v),
-          .positions = tensor(given.positions),
-          .q_weight = tensor(given.q_weight),
-          .k_weight = tensor(given.k_weight),
-          .frequencies = tensor(given.frequencies),
-          .factors = tensor(given.factors)};
-}
-
-RopeAppendOptions rope_append_options(const gyre_rope_append_options* options) {
-  const gyre_rope_append_options given = read_or_default(options, "options");
-  RopeAppendOptions made;
-  made.rope = rope_options(given.rope, given.no_rope, "options.rope");
-  if (given.norm != nullptr) made.norm = rope_norm(given.norm, "options.norm");
-  return made;
-}
-
 }  // namespace gyre::c_api
 
 using namespace gyre::c_api;
@@ -93,9 +72,8 @@ gyre::RopeConfig rope_config(const gyre_rope_config* config) {
 
 gyre_status gyre_rope(gyre_encoder* encoder, const gyre_rope_inputs* inputs,
                       const gyre_rope_options* options) {
-  return guard(__func__, [&] {
-    const gyre_rope_inputs given = read(inputs, "inputs");
-    gyre::rope(deref(encoder, "encoder").value,
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
+    gyre::rope(to,
                {.x = tensor(given.x),
                 .positions = tensor(given.positions),
                 .out = tensor(given.out),
@@ -109,11 +87,10 @@ gyre_status gyre_rope(gyre_encoder* encoder, const gyre_rope_inputs* inputs,
 
 gyre_status gyre_norm_rope(gyre_encoder* encoder, const gyre_norm_rope_inputs* inputs,
                            const gyre_norm_rope_options* options) {
-  return guard(__func__, [&] {
-    const gyre_norm_rope_inputs given = read(inputs, "inputs");
+  return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
     const gyre_norm_rope_options with = read_or_default(options, "options");
     const gyre::RopeNorm norm = rope_norm(with.norm, "options.norm");
-    gyre::norm_rope(deref(encoder, "encoder").value,
+    gyre::norm_rope(to,
                     {.x = tensor(given.x),
                      .positions = tensor(given.positions),
                      .out = tensor(given.out),
@@ -131,25 +108,14 @@ gyre_status gyre_norm_rope(gyre_encoder* encoder, const gyre_norm_rope_inputs* i
   });
 }
 
-gyre_status gyre_rope_append(gyre_encoder* encoder, const gyre_rope_append_inputs* inputs,
-                             const gyre_kv_pages* pages, const gyre_tensor* slots,
-                             const gyre_rope_append_options* options) {
-  return guard(__func__, [&] {
-    gyre::rope_append(deref(encoder, "encoder").value, rope_append_inputs(inputs),
-                      {.pages = deref(pages, "pages").value, .slots = tensor(slots)},
-                      rope_append_options(options));
-  });
-}
-
 gyre_status gyre_rope_frequencies(const gyre_rope_config* config, double* inverse, uint64_t count,
                                   double* attention_factor) {
   return guard(__func__, [&] {
     deref(inverse, "inverse");
     deref(attention_factor, "attention_factor");
     const gyre::RopeFrequencies made = gyre::rope_frequencies(rope_config(config));
-    if (count != made.inverse.size()) {
+    if (count != made.inverse.size())
       refuse("there are ", made.inverse.size(), " frequencies, count is ", count);
-    }
     std::copy(made.inverse.begin(), made.inverse.end(), inverse);
     *attention_factor = made.attention_factor;
   });
@@ -160,5 +126,13 @@ gyre_status gyre_rope_table(const gyre_device* device, const double* radians_per
   return make(__func__, table, "table", [&] {
     return gyre::rope_table(deref(device, "device").value,
                             std::span(&deref(radians_per_position, "radians_per_position"), count));
+  });
+}
+
+gyre_status gyre_supports_rope(const gyre_device* device, gyre_dtype x, gyre_dtype out,
+                               int32_t* supported) {
+  return answer(__func__, supported, "supported", [&] {
+    return gyre::supports(deref(device, "device").value,
+                          gyre::RopeTypes{.x = dtype(x, "x"), .out = dtype(out, "out")});
   });
 }

@@ -23,8 +23,8 @@ struct Message {
 };
 thread_local Message last_message;
 
-gyre_status keep(gyre_status status, const char* prefix, const char* separator,
-                 const char* message) noexcept {
+gyre_status store(gyre_status status, const char* prefix, const char* separator,
+                  const char* message) noexcept {
   if (is_thread_over) {
     std::snprintf(short_message, sizeof short_message, "%s%s%s", prefix, separator, message);
     last_error = short_message;
@@ -56,17 +56,17 @@ gyre_status keep_error(const char* function) noexcept {
   try {
     throw;
   } catch (const Refusal& refusal) {
-    return keep(GYRE_INVALID_ARGUMENT, function, ": ", refusal.message.c_str());
+    return store(GYRE_INVALID_ARGUMENT, function, ": ", refusal.message.c_str());
   } catch (const Error& error) {
-    return keep(static_cast<gyre_status>(error.code()) + 1, "", "", error.what());
+    return store(static_cast<gyre_status>(error.code()) + 1, "", "", error.what());
   } catch (const std::bad_alloc&) {
-    return keep(GYRE_OUT_OF_MEMORY, function, ": ", "the host's memory is exhausted");
+    return store(GYRE_OUT_OF_MEMORY, function, ": ", "the host's memory is exhausted");
   } catch (const std::length_error&) {
-    return keep(GYRE_OUT_OF_MEMORY, function, ": ", "larger than memory can be");
+    return store(GYRE_OUT_OF_MEMORY, function, ": ", "larger than memory can be");
   } catch (const std::exception& error) {
-    return keep(GYRE_INTERNAL, function, ": ", error.what());
+    return store(GYRE_INTERNAL, function, ": ", error.what());
   } catch (...) {
-    return keep(GYRE_INTERNAL, function, ": ", "an exception of unknown type");
+    return store(GYRE_INTERNAL, function, ": ", "an exception of unknown type");
   }
 }
 

@@ -6,14 +6,13 @@ namespace gyre::c_api {
 namespace {
 
 // No struct will be that large: a size above it was never set.
-constexpr uint64_t kMostBytes = 4096;
+constexpr uint64_t kMaxBytes = 4096;
 
 uint64_t checked_size(const void* given, const char* name) {
   uint64_t size = 0;
   std::memcpy(&size, given, sizeof size);
-  if (size < sizeof size || size > kMostBytes || size % 8 != 0) {
+  if (size < sizeof size || size > kMaxBytes || size % 8 != 0)
     refuse(name, ".size must be sizeof the struct, got ", size);
-  }
   return size;
 }
 

@@ -41,11 +41,11 @@ Struct* element(Struct* first, uint64_t index) {
   return const_cast<Struct*>(element(static_cast<const Struct*>(first), index));
 }
 
-// No more than `most`: the count is the caller's, and decides what is read.
+// No more than `limit`: the count is the caller's, and decides what is read.
 template <class Struct>
-std::vector<Struct> read_array(const Struct* first, uint64_t count, uint64_t most,
+std::vector<Struct> read_array(const Struct* first, uint64_t count, uint64_t limit,
                                const char* name) {
-  if (count > most) refuse(name, ": at most ", most, ", got ", count);
+  if (count > limit) refuse(name, ": at most ", limit, ", got ", count);
   std::vector<Struct> values;
   for (uint64_t i = 0; i < count; ++i) {
     values.push_back(read(i == 0 ? first : element(first, i), name));

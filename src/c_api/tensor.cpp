@@ -43,9 +43,7 @@ void with_element(gyre::DType dtype, const Body& body) {
 }
 
 void check_bytes(const gyre::Tensor& tensor, uint64_t bytes) {
-  if (bytes != tensor.bytes()) {
-    refuse("the tensor has ", tensor.bytes(), " bytes, got ", bytes);
-  }
+  if (bytes != tensor.bytes()) refuse("the tensor has ", tensor.bytes(), " bytes, got ", bytes);
 }
 
 }  // namespace

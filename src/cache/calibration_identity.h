@@ -21,7 +21,7 @@ struct CalibratedLayer {
 };
 
 // A checksum of the numbers of a layer's calibration; 0: it has none. Reads device memory, and
-// refuses an inverse that is none.
+// refuses a matrix that is not the inverse.
 uint64_t calibration_checksum(const CalibratedLayer& layer, const KvLayerCalibration& calibration);
 // One number for all layers, in 32 bits; 0: none has a calibration.
 uint32_t calibration_identity(std::span<const uint64_t> checksums);

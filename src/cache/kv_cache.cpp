@@ -30,9 +30,14 @@ void require_same_rings(const KvSnapshotInfo& from, const KvSnapshotInfo& to) {
   for (uint64_t i = 0; i < from.slots.size(); ++i) {
     const bool ring = from.options.layers[i].window != 0;
     const KvSnapshotSlots &a = from.slots[i], &b = to.slots[i];
-    require((!ring || a.body == b.body) && a.tail == b.tail, "kv_cache.fork: with a capacity of ",
-            to.options.capacity, " the rings of layer ", i, " would have ", ring ? b.body : 0,
-            " slots and ", b.tail, " of a tail, they have ", ring ? a.body : 0, " and ", a.tail);
+    const auto same = [&](const char* what, uint64_t has, uint64_t wants) {
+      require(has == wants, "kv_cache.fork: a capacity of ", to.options.capacity, " would change ",
+              what, " of layer ", i, " from ", has, " slots to ", wants,
+              ", and a fork keeps every ring's size; give the first cache a capacity in which its ",
+              "windows and tails have all their slots");
+    };
+    if (ring) same("the window", a.body, b.body);
+    same("the tail", a.tail, b.tail);
   }
 }
 
@@ -70,8 +75,8 @@ uint64_t KvCache::State::Layer::bytes() const {
 uint64_t KvCache::State::ring_slots(const KvLayer& layer) const {
   if (layer.window == 0) return options.capacity - layer.sink_tokens;
   // The oldest query of a step still sees its whole window.
-  const uint64_t most = std::min(layer.window, options.capacity);
-  return std::min(options.capacity, most + options.step_tokens - 1);
+  const uint64_t limit = std::min(layer.window, options.capacity);
+  return std::min(options.capacity, limit + options.step_tokens - 1);
 }
 
 KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
@@ -106,10 +111,10 @@ KvCache::State::State(Device device_handle, const KvCacheOptions& wanted)
                            body(layer.v, KvRole::v, layer.v_head_dim),
                            {state, places, abi::kSegmentBody}};
     if (layer.sink_tokens != 0 || layer.tail != 0) {
-      const auto near = [&](const KvBuffer& half) {
-        return device.tensor(DType::f16, near_shape(half.shape, places));
+      const auto f16 = [&](const KvBuffer& half) {
+        return device.tensor(DType::f16, f16_shape(half.shape, places));
       };
-      add_near(made.segments, near(made.segments.of[0].k), near(made.segments.of[0].v));
+      add_f16(made.segments, f16(made.segments.of[0].k), f16(made.segments.of[0].v));
     }
     layers.push_back(std::move(made));
     rings.push_back(layer.window != 0 ? places.body_capacity : 0);

@@ -34,15 +34,15 @@ uint64_t stored_rows(const Tensor& tensor, const KvSnapshotSection& section) {
 }
 
 // Calls visit(view, bytes) for the stored part of a tensor, in the order of the file: head by head,
-// each in pieces of bounded size.
+// each in chunks of bounded size.
 template <class Visit>
-void for_pieces(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
+void for_chunks(const Tensor& tensor, const KvSnapshotSection& section, const Visit& visit) {
   const uint64_t rows = stored_rows(tensor, section);
   if (rows == 0) return;
-  const uint64_t row = row_bytes(tensor), most = std::max<uint64_t>(1, kFileChunkBytes / row);
+  const uint64_t row = row_bytes(tensor), chunk_rows = std::max<uint64_t>(1, kFileChunkBytes / row);
   for (uint64_t head = 0; head < tensor.shape(0); ++head) {
-    for (uint64_t first = 0; first < rows; first += most) {
-      const uint64_t count = std::min(most, rows - first);
+    for (uint64_t first = 0; first < rows; first += chunk_rows) {
+      const uint64_t count = std::min(chunk_rows, rows - first);
       visit(tensor.slice(0, head, 1).slice(1, first, count), count * row);
     }
   }
@@ -63,13 +63,13 @@ void with_element(DType dtype, const With& with) {
   }
 }
 
-void read_piece(const Tensor& view, std::span<std::byte> to) {
+void read_chunk(const Tensor& view, std::span<std::byte> to) {
   with_element(view.dtype(), [&]<class T>(T*) {
     view.read_to(std::span<T>(reinterpret_cast<T*>(to.data()), view.elements()));
   });
 }
 
-void write_piece(const Tensor& view, std::span<const std::byte> from) {
+void write_chunk(const Tensor& view, std::span<const std::byte> from) {
   with_element(view.dtype(), [&]<class T>(T*) {
     view.write_from(std::span<const T>(reinterpret_cast<const T*>(from.data()), view.elements()));
   });
@@ -79,9 +79,9 @@ uint64_t save_section(NewFile& file, const KvSnapshotSection& section, const Ten
   std::vector<std::byte> staged;
   Checksum checksum;
   uint64_t at = section.offset;
-  for_pieces(tensor, section, [&](const Tensor& view, uint64_t bytes) {
+  for_chunks(tensor, section, [&](const Tensor& view, uint64_t bytes) {
     staged.resize(bytes);
-    read_piece(view, staged);
+    read_chunk(view, staged);
     checksum.add(staged);
     file.write_at(at, staged);
     at += bytes;
@@ -94,11 +94,11 @@ uint64_t load_section(const Source& source, const KvSnapshotSection& section,
   std::vector<std::byte> staged;
   Checksum checksum;
   uint64_t at = section.offset;
-  for_pieces(tensor, section, [&](const Tensor& view, uint64_t bytes) {
+  for_chunks(tensor, section, [&](const Tensor& view, uint64_t bytes) {
     staged.resize(bytes);
     source.read(at, staged);
     checksum.add(staged);
-    write_piece(view, staged);
+    write_chunk(view, staged);
     at += bytes;
   });
   return checksum.value();

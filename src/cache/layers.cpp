@@ -1,7 +1,5 @@
 #include "cache/layers.h"
 
-#include <algorithm>
-
 #include "ops/attention_latent.h"
 #include "ops/kv_layout.h"
 #include "runtime/require.h"
@@ -95,11 +93,13 @@ void share_last(std::vector<KvLayer>& layers, uint64_t shared) {
 
 LayerShape common_shape(std::span<const KvLayer> layers) {
   LayerShape common = shape_of(layers[0]);
-  const auto keep = [](uint64_t& value, uint64_t other) { value = value == other ? value : 0; };
+  const auto keep_common = [](uint64_t& value, uint64_t other) {
+    value = value == other ? value : 0;
+  };
   for (const KvLayer& layer : layers) {
-    keep(common.kv_heads, layer.kv_heads);
-    keep(common.head_dim, layer.head_dim);
-    keep(common.v_head_dim, layer.v_head_dim);
+    keep_common(common.kv_heads, layer.kv_heads);
+    keep_common(common.head_dim, layer.head_dim);
+    keep_common(common.v_head_dim, layer.v_head_dim);
   }
   return common;
 }
@@ -111,7 +111,7 @@ void require_own_kv(const char* op, std::span<const KvLayer> layers, uint64_t in
 
 std::vector<KvLayer> resolve_layers(const char* op, const LayerShape& options,
                                     const std::vector<KvLayer>& layers) {
-  require(!layers.empty() && layers.size() <= kKvMostLayers, op, ": from 1 to ", kKvMostLayers,
+  require(!layers.empty() && layers.size() <= kKvMaxLayers, op, ": from 1 to ", kKvMaxLayers,
           " layers, got ", layers.size());
   std::vector<KvLayer> resolved;
   for (const KvLayer& layer : layers) {
@@ -124,7 +124,7 @@ std::vector<KvLayer> resolve_layers(const char* op, const LayerShape& options,
 }
 
 std::vector<KvLayer> kv_layers(uint64_t count, const KvPolicy& policy) try {
-  require(count != 0 && count <= kKvMostLayers, "kv_layers: from 1 to ", kKvMostLayers,
+  require(count != 0 && count <= kKvMaxLayers, "kv_layers: from 1 to ", kKvMaxLayers,
           " layers, got ", count);
   require((policy.window == 0) == (policy.full_every == 0),
           "kv_layers: window and full_every go together, got ", policy.window, " and ",

@@ -17,7 +17,7 @@ constexpr uint64_t kSnapshotAlign = 64;          // of sections: a cache line
 constexpr uint64_t kSnapshotFixedBytes = 104;    // of the header, before the layers
 constexpr uint32_t kSnapshotUniformVersion = 3;  // the layers' heads and dims are in the fixed part
 constexpr uint64_t kSnapshotSectionBytes = 40;   // per row of the table of sections
-constexpr uint64_t kSnapshotMostSectionsPerLayer =
+constexpr uint64_t kSnapshotMaxSectionsPerLayer =
     8;  // body: 4; sink tokens and tail, dense: 2 each
 
 // A format's descriptor without its name, in the order of the file.
@@ -30,8 +30,8 @@ constexpr uint64_t snapshot_layer_bytes(uint32_t version) {
 }
 
 // Fills in sections (but for their checksums), header_bytes and file_bytes. Refuses to plan a file
-// of more than `most_bytes`, so that no number of the file is used before it was compared.
-void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes);
+// of more than `max_bytes`, so that no number of the file is used before it was compared.
+void plan_snapshot(KvSnapshotInfo& info, uint64_t max_bytes);
 std::vector<std::byte> snapshot_header(const KvSnapshotInfo& info);  // planned, with checksums
 std::string section_text(const KvSnapshotSection& section);          // "layer 0 body V codes"
 

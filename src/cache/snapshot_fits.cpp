@@ -33,9 +33,8 @@ void check_layer(const std::string& where, size_t index, const KvSnapshotInfo& s
   same(where, "tail" + of, a.tail, b.tail);
   same(where, "sink_tokens" + of, a.sink_tokens, b.sink_tokens);
   // A key's slot in a ring depends on the ring's size.
-  if (a.window != 0) {
+  if (a.window != 0)
     same(where, "the ring's slots" + of, snapshot.slots[index].body, cache.slots[index].body);
-  }
   same(where, "the tail's slots" + of, snapshot.slots[index].tail, cache.slots[index].tail);
 }
 

@@ -38,11 +38,11 @@ void put_format(FieldWriter& out, KvFormat format) {
 void check_counts(const Source& source, const KvSnapshotInfo& info, const Counts& counts) {
   check_file(info.file_bytes == source.size(), source.where(), "has ", source.size(),
              " bytes, its header says ", info.file_bytes);
-  check_file(counts.layers != 0 && counts.layers <= kKvMostLayers, source.where(), "from 1 to ",
-             kKvMostLayers, " layers, the header says ", counts.layers);
-  const uint64_t most = kSnapshotMostSectionsPerLayer * counts.layers;
-  check_file(counts.sections <= most, source.where(), counts.layers, " layers have at most ", most,
-             " sections, the header says ", counts.sections);
+  check_file(counts.layers != 0 && counts.layers <= kKvMaxLayers, source.where(), "from 1 to ",
+             kKvMaxLayers, " layers, the header says ", counts.layers);
+  const uint64_t limit = kSnapshotMaxSectionsPerLayer * counts.layers;
+  check_file(counts.sections <= limit, source.where(), counts.layers, " layers have at most ",
+             limit, " sections, the header says ", counts.sections);
   const uint64_t bytes = kSnapshotFixedBytes + counts.layers * snapshot_layer_bytes(info.version) +
                          counts.sections * kSnapshotSectionBytes + kSealBytes;
   check_file(info.header_bytes == bytes, source.where(), "a header of ", counts.layers,

@@ -50,7 +50,7 @@ struct Segment {
 };
 
 // Appends the codes and, for compressed formats, the scales.
-void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t most_bytes) {
+void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t max_bytes) {
   const KvFormatInfo format = describe(s.format);
   const bool k = s.role == KvRole::k;
   const uint64_t used = round_up(slots_in_use(info, s.layer, s.kind), abi::kKvTile);
@@ -60,8 +60,8 @@ void plan_segment(KvSnapshotInfo& info, const Segment& s, uint64_t most_bytes) {
   const uint64_t unit = format.compressed ? 1 : format.bits / 8;
   const auto add = [&](KvPart part, uint64_t bytes) {
     const uint64_t offset = round_up(info.file_bytes, kSnapshotAlign);
-    require(offset <= most_bytes && bytes <= most_bytes - offset, "the sections need more than ",
-            most_bytes, " bytes");
+    require(offset <= max_bytes && bytes <= max_bytes - offset, "the sections need more than ",
+            max_bytes, " bytes");
     info.sections.push_back(
         {s.layer, s.kind, s.role, part, s.format, stored.capacity, offset, bytes, 0});
     info.file_bytes = offset + bytes;
@@ -105,7 +105,7 @@ uint32_t snapshot_version(std::span<const KvLayer> layers) {
   return uniform && !any_flag ? kSnapshotUniformVersion : kKvSnapshotVersion;
 }
 
-void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
+void plan_snapshot(KvSnapshotInfo& info, uint64_t max_bytes) {
   const std::vector<KvLayer>& layers = info.options.layers;
   info.sections.clear();
   info.header_bytes = kSnapshotFixedBytes + layers.size() * snapshot_layer_bytes(info.version) +
@@ -114,14 +114,14 @@ void plan_snapshot(KvSnapshotInfo& info, uint64_t most_bytes) {
   for (uint64_t i = 0; i < layers.size(); ++i) {
     if (shares_kv(layers[i])) continue;
     const auto add = [&](KvSegmentKind kind, KvFormat k, KvFormat v, uint64_t slots) {
-      plan_segment(info, {i, kind, KvRole::k, k, slots}, most_bytes);
-      plan_segment(info, {i, kind, KvRole::v, v, slots}, most_bytes);
+      plan_segment(info, {i, kind, KvRole::k, k, slots}, max_bytes);
+      plan_segment(info, {i, kind, KvRole::v, v, slots}, max_bytes);
     };
     add(KvSegmentKind::body, layers[i].k, layers[i].v, info.slots[i].body);
-    constexpr KvFormat kNear = KvFormat::f16;
+    constexpr KvFormat kKept = KvFormat::f16;
     if (layers[i].sink_tokens != 0)
-      add(KvSegmentKind::sink_tokens, kNear, kNear, layers[i].sink_tokens);
-    if (layers[i].tail != 0) add(KvSegmentKind::tail, kNear, kNear, info.slots[i].tail);
+      add(KvSegmentKind::sink_tokens, kKept, kKept, layers[i].sink_tokens);
+    if (layers[i].tail != 0) add(KvSegmentKind::tail, kKept, kKept, info.slots[i].tail);
   }
 }
 

@@ -45,16 +45,16 @@ struct Share {
 };
 inline Share share_of(uint64_t items, uint32_t task, uint32_t tasks) {
   const uint64_t each = items / tasks;
-  const uint64_t rest = items % tasks;
-  const uint64_t begin = each * task + (task < rest ? task : rest);
-  return {begin, begin + each + (task < rest ? 1 : 0)};
+  const uint64_t remainder = items % tasks;
+  const uint64_t begin = each * task + (task < remainder ? task : remainder);
+  return {begin, begin + each + (task < remainder ? 1 : 0)};
 }
 
 // How many tasks: as many as wanted, but one at least and at most one for each of `parts`; none
 // where there are no parts.
 inline uint32_t task_count(uint64_t wanted, uint64_t parts) {
-  constexpr uint64_t kMost = 1 << 20;
-  return static_cast<uint32_t>(std::min({std::max<uint64_t>(wanted, 1), parts, kMost}));
+  constexpr uint64_t kMax = 1 << 20;
+  return static_cast<uint32_t>(std::min({std::max<uint64_t>(wanted, 1), parts, kMax}));
 }
 
 template <class T>

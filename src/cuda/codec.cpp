@@ -58,7 +58,7 @@ namespace {
 
 // The most rows of a tile that fit; 0: none.
 uint32_t tile_rows_within(const abi::KvFeedbackParams& p, uint32_t bytes) {
-  uint32_t rows = kEncodeMostTileRows;
+  uint32_t rows = kEncodeMaxTileRows;
   while (rows >= kEncodeLeastTileRows && encode_tile_bytes(p, rows) > bytes) rows /= 2;
   return rows >= kEncodeLeastTileRows ? rows : 0;
 }

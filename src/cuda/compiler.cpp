@@ -124,15 +124,15 @@ KernelCompiler::Kernel KernelCompiler::get(const CompileJob& job) {
   std::promise<Kernel> promise;
   std::shared_future<Kernel> result;
   const std::string name = key.text();  // once: the entry must go, memory or not
-  bool is_mine = false;
+  bool compiles_here = false;
   {
     const std::lock_guard lock(mutex_);
     const auto [found, is_new] = in_progress_.try_emplace(name);
     if (is_new) found->second = promise.get_future().share();
     result = found->second;
-    is_mine = is_new;
+    compiles_here = is_new;
   }
-  if (!is_mine) return result.get();
+  if (!compiles_here) return result.get();
   try {
     promise.set_value(make(key, job));
   } catch (...) {

@@ -83,6 +83,9 @@ class CudaDevice final : public QueuedDevice {
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
     return kernels_.row(kernel, spec) != nullptr;
   }
+  std::span<const uint64_t> planned_specs(const KernelInfo& kernel) const override {
+    return kernels_.planned_specs(kernel);
+  }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     return kernels_.plan(kernel, problem, plan);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "abi/kernels.h"
@@ -37,6 +38,8 @@ struct CudaKernel {
   // Some kernel of the row calls pdl_launch_dependents before pdl_wait: when what follows starts,
   // the command ahead of this one may still run.
   bool launches_first = false;
+  // Every spec that a plan can ask for, where the ops list none.
+  std::span<const uint64_t> (*specs)() = nullptr;
 };
 
 static_assert(sizeof(Args::at) == kMaxArgs * sizeof(uint64_t));

@@ -46,4 +46,9 @@ bool KernelSet::plan(const KernelInfo& kernel, const void* problem, void* plan) 
   return row != nullptr && row->plan != nullptr && row->plan(problem, limits_, plan);
 }
 
+std::span<const uint64_t> KernelSet::planned_specs(const KernelInfo& kernel) const {
+  const CudaKernel* const row = find(kernel);
+  return row != nullptr && row->specs != nullptr ? row->specs() : std::span<const uint64_t>();
+}
+
 }  // namespace gyre::cuda

@@ -18,6 +18,7 @@ class KernelSet {
   // As in DeviceImpl.
   std::string describe(const KernelInfo& kernel, uint64_t spec) const;
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const;
+  std::span<const uint64_t> planned_specs(const KernelInfo& kernel) const;
 
  private:
   const CudaKernel* find(const KernelInfo& kernel) const;

@@ -17,7 +17,7 @@ std::string name_kv_copy(uint64_t spec) {
 }
 
 Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limits) {
-  constexpr uint64_t kBlock = 256, kMostHeads = 65535, kBlocksAtOnce = 16, kWarp = 32;
+  constexpr uint64_t kBlock = 256, kMaxHeads = 65535, kBlocksAtOnce = 16, kWarp = 32;
   const auto& p = *static_cast<const abi::KvCopyParams*>(params);
   const auto types = spec_from_key<abi::KvCopySpec>(spec);
   const auto bytes = [](uint8_t dtype) {
@@ -31,12 +31,12 @@ Launch launch_kv_copy(const void* params, uint64_t spec, const CudaLimits& limit
   const uint64_t row_threads = std::clamp<uint64_t>((row + chunk - 1) / chunk, 1, kBlock);
   const uint64_t rows = std::min(kBlock / row_threads, p.tokens);
   const uint64_t block = (rows * row_threads + kWarp - 1) / kWarp * kWarp;
-  const uint64_t heads = std::min(p.heads, kMostHeads);
-  const uint64_t most = std::max<uint64_t>(
+  const uint64_t heads = std::min(p.heads, kMaxHeads);
+  const uint64_t limit = std::max<uint64_t>(
       1, limits.multiprocessors * kBlocksAtOnce / std::max<uint64_t>(1, heads * p.streams));
   const uint64_t each = rows * copy_tokens(source, cache);
   const uint64_t wanted = rows == 0 ? 0 : (p.tokens + each - 1) / each;
-  return {{static_cast<uint32_t>(std::min(wanted, most)), static_cast<uint32_t>(heads),
+  return {{static_cast<uint32_t>(std::min(wanted, limit)), static_cast<uint32_t>(heads),
            static_cast<uint32_t>(p.streams)},
           static_cast<uint32_t>(block),
           0};

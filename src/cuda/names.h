@@ -1,5 +1,5 @@
 #pragma once
-// Pieces of name expressions.
+// Parts of name expressions.
 
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace gyre::cuda {
 
-// Type of a float DType in kernels' text; empty for what is none.
+// Type of a float DType in kernels' text; empty for other dtypes.
 inline std::string float_name(uint32_t dtype) {
   constexpr const char* kNames[] = {"float", "gyre::cuda::Half", "gyre::cuda::BFloat16"};
   return dtype < 3 ? kNames[dtype] : "";

@@ -12,7 +12,6 @@ using NvrtcProgram = struct NvrtcProgramTag*;
 
 constexpr NvrtcResult kNvrtcSuccess = 0;
 constexpr NvrtcResult kNvrtcOutOfMemory = 1;
-constexpr NvrtcResult kNvrtcCompilation = 6;
 
 // member, symbol, parameters
 #define GYRE_CUDA_NVRTC(F)                                                                     \

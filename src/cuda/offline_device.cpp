@@ -75,6 +75,9 @@ class OfflineDevice final : public DeviceImpl {
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
     return kernels_.row(kernel, spec) != nullptr;
   }
+  std::span<const uint64_t> planned_specs(const KernelInfo& kernel) const override {
+    return kernels_.planned_specs(kernel);
+  }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     return kernels_.plan(kernel, problem, plan);
   }
@@ -101,7 +104,7 @@ class OfflineDevice final : public DeviceImpl {
  private:
   [[noreturn]] void refuse(const char* op) const {
     fail(ErrorCode::unsupported, op, ": device ", info_.name,
-         " only compiles kernels (Device::prepare), it has no memory and runs nothing");
+         " only compiles kernels for prepare(), it has no memory and runs nothing");
   }
 
   DeviceInfo info_;

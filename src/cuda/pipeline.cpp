@@ -48,15 +48,15 @@ void CudaPipeline::load() const {
 }
 
 void CudaPipeline::check(const Launch& launch) const {
-  constexpr uint32_t kMostBlocks[] = {0x7FFFFFFF, 65535, 65535};
-  const auto rule = [&](const char* what, uint64_t most, uint64_t asked) {
-    if (asked <= most) return;
+  constexpr uint32_t kMaxBlocks[] = {0x7FFFFFFF, 65535, 65535};
+  const auto rule = [&](const char* what, uint64_t limit, uint64_t asked) {
+    if (asked <= limit) return;
     fail(ErrorCode::unsupported, kernel->name, ": ", context_->name(), " runs it with ", what,
-         " of at most ", most, ", the launch asks for ", asked);
+         " of at most ", limit, ", the launch asks for ", asked);
   };
   rule("threads a block", max_threads_, launch.block);
   rule("bytes of dynamic shared memory", max_shared_bytes_, launch.shared_bytes);
-  for (int d = 0; d < 3; ++d) rule("blocks in a dimension", kMostBlocks[d], launch.grid[d]);
+  for (int d = 0; d < 3; ++d) rule("blocks in a dimension", kMaxBlocks[d], launch.grid[d]);
 }
 
 }  // namespace gyre::cuda

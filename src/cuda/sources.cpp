@@ -12,7 +12,7 @@ const std::vector<SourceFile>& all_files() {
     std::vector<SourceFile> files;
     for (const EmbeddedFile& file : embedded_files()) {
       std::string text;
-      for (const std::string_view piece : file.pieces) text += piece;
+      for (const std::string_view part : file.parts) text += part;
       files.push_back({file.name, std::move(text)});
     }
     return files;

@@ -103,20 +103,20 @@ void Stream::lose(CuResult result, const CommandList* list, const Command* comma
 }
 
 std::string Stream::running() const {
-  constexpr size_t kMostNamed = 12;
+  constexpr size_t kMaxNamed = 12;
   const std::lock_guard lock(mutex_);
   std::string text;
   size_t count = 0;
   const auto add = [&](const CommandList& list) {
     for (const Command& command : list.commands) {
-      if (count++ < kMostNamed) text += join(text.empty() ? "" : ", ", command_text(list, command));
+      if (count++ < kMaxNamed) text += join(text.empty() ? "" : ", ", command_text(list, command));
     }
   };
   for (const std::shared_ptr<Submission>& one : in_flight_) add(one->list());
   if (entering_ != nullptr) add(*entering_);
   if (count == 0) return "";
   if (count == 1) return " in " + text;
-  return join(" in one of ", count, " commands: ", text, count > kMostNamed ? ", ..." : "",
+  return join(" in one of ", count, " commands: ", text, count > kMaxNamed ? ", ..." : "",
               " (DeviceOptions::check_each_launch finds out which)");
 }
 
@@ -273,22 +273,22 @@ std::shared_ptr<FenceState> Stream::submit_on(CuStream other, const CommandList&
 }
 
 std::shared_ptr<FenceState> Stream::replay(CuGraphExec graph, const CommandList& list,
-                                           std::shared_ptr<const void> keep) {
+                                           std::shared_ptr<const void> holder) {
   const std::lock_guard order(order_);
   const Current current(*context_);
   const Entering entering(*this, list);
-  Submissions made = make_submission(list, std::move(keep));
+  Submissions made = make_submission(list, std::move(holder));
   check(api_.graph_launch(graph, stream_), "cuGraphLaunch");
   return track(made);
 }
 
 Stream::Submissions Stream::make_submission(const CommandList& list,
-                                            std::shared_ptr<const void> keep,
+                                            std::shared_ptr<const void> holder,
                                             bool on_callers_stream) {
   Submission::Work work;
-  if (keep != nullptr) {
+  if (holder != nullptr) {
     work.list = &list;
-    work.keep = std::move(keep);
+    work.holder = std::move(holder);
   } else {
     work.eager.commands = list.commands;
     work.eager.params = list.params;

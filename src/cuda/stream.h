@@ -58,9 +58,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // Onto a stream of the caller's, after everything that has entered this one and before what
   // enters it next. While that stream is captured, the launches alone: see Encoder::submit_on.
   std::shared_ptr<FenceState> submit_on(CuStream other, const CommandList& list);
-  // `keep` holds the graph and its list until the replay is done.
+  // `holder` holds the graph and its list until the replay is done.
   std::shared_ptr<FenceState> replay(CuGraphExec graph, const CommandList& list,
-                                     std::shared_ptr<const void> keep);
+                                     std::shared_ptr<const void> holder);
   // One command after the other, timed; returns when they are done.
   void run_timed(const CommandList& list, TraceLog& trace);
 
@@ -125,7 +125,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   using Submissions = std::list<std::shared_ptr<Submission>>;
   // The list's submission, made before it enters; what track() does with it needs no memory.
   // On the caller's stream it does not hold memory whose owner frees in that stream's order.
-  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> keep,
+  Submissions make_submission(const CommandList& list, std::shared_ptr<const void> holder,
                               bool on_callers_stream = false);
   std::shared_ptr<FenceState> track(Submissions& made);  // null: it is done
   void retire();                                         // lets go of what is done

@@ -56,7 +56,7 @@ Launch launch_write(const void* params, uint64_t spec, const CudaLimits& /*limit
   const auto& p = *static_cast<const abi::WriteParams*>(params);
   if (spec_from_key<abi::WriteSpec>(spec).lane_quads != 0)
     return {{static_cast<uint32_t>(write_row_blocks(p)), 1, 1}, 32 * kWriteRows, 0};
-  uint64_t blocks = p.where == abi::kWriteState ? append_near_blocks(p) : 0;
+  uint64_t blocks = p.where == abi::kWriteState ? append_f16_blocks(p) : 0;
   uint32_t shared = 0;
   for (uint32_t i = p.first_stream; i < p.first_stream + p.streams; ++i) {
     blocks += write_blocks(p, i, write_tile_count(p.where, p));

@@ -47,7 +47,7 @@ inline void check_checksum(const std::string& where, const std::string& what, ui
                            uint64_t expected) {
   const auto digits = std::setw(16);
   check_file(checksum == expected, where, what, "'s checksum is ", std::hex, std::setfill('0'),
-             digits, checksum, ", expected ", digits, expected);
+             digits, checksum, ", expected ", digits, expected, ": it is damaged");
 }
 
 // Magic and version have the same place in every version of a kind of file.

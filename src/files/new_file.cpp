@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux moves at most 2^31 - 4096 bytes per call
+constexpr size_t kMaxAtOnce = size_t{1} << 30;  // Linux moves at most 2^31 - 4096 bytes per call
 
 std::string error_text(int error) { return std::generic_category().message(error); }
 
@@ -88,7 +88,7 @@ FileSource::FileSource(const char* op, const std::string& path) : Source(join(op
 void FileSource::read(uint64_t offset, std::span<std::byte> to) const {
   while (!to.empty()) {
     const ssize_t got = uninterrupted([&] {
-      return file_calls().read_at(file_.get(), to.data(), std::min(to.size(), kMostAtOnce),
+      return file_calls().read_at(file_.get(), to.data(), std::min(to.size(), kMaxAtOnce),
                                   static_cast<off_t>(offset));
     });
     if (got < 0) {
@@ -183,11 +183,11 @@ bool NewFile::create(const std::string& name) {
 // Whether what was written is still at its name.
 bool NewFile::is_in_place() const {
   const FileCalls& calls = file_calls();
-  struct stat mine {
+  struct stat own {
   }, there{};
-  return calls.stat(file_.get(), &mine) == 0 &&
+  return calls.stat(file_.get(), &own) == 0 &&
          calls.stat_at(folder_.get(), temporary_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 &&
-         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+         own.st_ino == there.st_ino && own.st_dev == there.st_dev;
 }
 
 void NewFile::open_temporary() {
@@ -238,7 +238,7 @@ void NewFile::resize(uint64_t bytes) {
 void NewFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t put = uninterrupted([&] {
-      return file_calls().write_at(file_.get(), bytes.data(), std::min(bytes.size(), kMostAtOnce),
+      return file_calls().write_at(file_.get(), bytes.data(), std::min(bytes.size(), kMaxAtOnce),
                                    static_cast<off_t>(offset));
     });
     if (put < 0) failed("write", errno);

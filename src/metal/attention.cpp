@@ -30,8 +30,8 @@ Launch launch_tiles(const abi::AttentionParams& p, uint32_t rows, uint32_t group
   const bool paged = p.table.page_tokens != 0;
   const uint64_t tiles = paged ? paged_tiles(p.tokens, p.group, p.table.sequences, rows, p.phase)
                                : ceil_div(p.tokens * p.group, rows);
-  const bool pieces = !paged || p.partial == abi::kAttentionPartial;
-  return {{limited(tiles), limited(pieces ? p.splits : 1), limited(p.kv_heads)},
+  const bool splits = !paged || p.partial == abi::kAttentionPartial;
+  return {{limited(tiles), limited(splits ? p.splits : 1), limited(p.kv_heads)},
           kAttentionThreads,
           group_bytes};
 }
@@ -42,13 +42,13 @@ Launch launch_rows(const abi::AttentionParams& p, uint32_t rows) {
                       attention_layout(k_dim, v_dim, rows, value_blocks(p.v.format, v_dim)).total);
 }
 
-// Pieces that a decoding sequence's keys have at most, see attention_pieces. A window may begin and
+// Splits that a decoding sequence's keys have at most, see attention_splits. A window may begin and
 // end in the middle of one.
-uint64_t most_pieces(const abi::AttentionProblem& p) {
+uint64_t max_sequence_splits(const abi::AttentionProblem& p) {
   if (p.phase != abi::AttentionPhase::decode) return 1;
-  const uint64_t pieces =
-      p.keys < p.capacity ? p.keys / kPieceKeys + 2 : ceil_div(p.capacity, kPieceKeys);
-  return std::clamp<uint64_t>(pieces, 1, kMostPieces);
+  const uint64_t splits =
+      p.keys < p.capacity ? p.keys / kSplitKeys + 2 : ceil_div(p.capacity, kSplitKeys);
+  return std::clamp<uint64_t>(splits, 1, kMaxSplits);
 }
 
 // Splits where rows alone do not fill a GPU. A prompt's keys are not cut: a row's bits must not
@@ -57,13 +57,13 @@ uint64_t splits_of(const abi::AttentionProblem& p, uint64_t rows, uint32_t tile_
   if (p.splits != 0) return p.splits;
   if (p.sequences != 0 || rows > abi::kDecodePhaseRows) return 1;
   const uint64_t groups = p.kv_heads * ceil_div(rows, tile_rows);
-  const uint64_t most = std::max<uint64_t>(ceil_div(p.keys, kFewestKeys), 1);
-  return std::clamp<uint64_t>(kWantedGroups / std::max<uint64_t>(groups, 1), 1, most);
+  const uint64_t max_splits = std::max<uint64_t>(ceil_div(p.keys, kFewestKeys), 1);
+  return std::clamp<uint64_t>(kWantedGroups / std::max<uint64_t>(groups, 1), 1, max_splits);
 }
 
 bool takes_many_rows(const abi::AttentionProblem& p) {
   const auto takes = [](const abi::KvCacheLayout& half) {
-    return half.head_dim % 8 == 0 && half.head_dim <= kMostManyRowsDim &&
+    return half.head_dim % 8 == 0 && half.head_dim <= kMaxManyRowsDim &&
            !abi::kv_is_mlx_native(half.format);
   };
   return takes(p.k) && takes(p.v);
@@ -103,14 +103,14 @@ bool plan_attention(const void* problem, void* plan) {
   const auto& p = *static_cast<const abi::AttentionProblem*>(problem);
   const uint64_t group = p.heads / p.kv_heads;
   const uint64_t rows = (p.sequences != 0 ? p.max_query_length : p.tokens) * group;
-  const uint32_t most = attention_tile_rows(p.k.head_dim, p.v.head_dim);
-  const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, most));
+  const uint32_t max_rows = attention_tile_rows(p.k.head_dim, p.v.head_dim);
+  const auto tile_rows = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, max_rows));
   if (p.latent != 0) return false;
   auto& made = *static_cast<abi::AttentionPlan*>(plan);
   made = abi::attention_any_shape_plan(p, splits_of(p, rows, tile_rows), kFewestKeys);
-  if (p.sequences != 0 && most_pieces(p) > 1) {
-    const uint64_t group_rows = takes_decode(p) ? tile_rows : most;
-    made.splits = most_pieces(p);
+  if (p.sequences != 0 && max_sequence_splits(p) > 1) {
+    const uint64_t group_rows = takes_decode(p) ? tile_rows : max_rows;
+    made.splits = max_sequence_splits(p);
     made.reduce = abi::AttentionReduce::separate;
     made.scratch_floats = made.splits *
                           paged_tiles(p.tokens, group, p.sequences, group_rows, p.phase) *

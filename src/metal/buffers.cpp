@@ -1,7 +1,6 @@
 #include "metal/buffers.h"
 
 #include <algorithm>
-#include <new>
 
 #include "runtime/require.h"
 

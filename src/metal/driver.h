@@ -20,8 +20,8 @@ constexpr uint32_t kParamsIndex = 0;        // [[buffer(0)]]: Params, as bytes
 constexpr uint32_t kFirstBindingIndex = 1;  // [[buffer(1 + i)]]: argument i
 // [[buffer(17)]]: bit i: argument i is there; bit 16 + i: it begins at a multiple of 16.
 constexpr uint32_t kArgumentsIndex = 17;
-constexpr uint32_t kMostParamsBytes = 4096;  // that setBytes takes
-constexpr uint32_t kThreadgroupUnit = 16;    // threadgroup memory comes in multiples of it
+constexpr uint32_t kMaxParamsBytes = 4096;  // that setBytes takes
+constexpr uint32_t kThreadgroupUnit = 16;   // threadgroup memory comes in multiples of it
 
 struct Description {
   std::string name;                // "Apple M2 Pro"

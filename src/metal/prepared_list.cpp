@@ -13,17 +13,17 @@ bool is_empty(const Launch& launch) {
 }
 
 void check(const MetalPipeline& pipeline, const Launch& launch, const Buffers& buffers) {
-  const auto refuse = [&](const char* what, uint64_t most, uint64_t asked) {
+  const auto refuse = [&](const char* what, uint64_t limit, uint64_t asked) {
     fail(ErrorCode::unsupported, pipeline.kernel->name, ": ", buffers.device().name,
-         " runs it with ", what, " of at most ", most, ", the launch asks for ", asked);
+         " runs it with ", what, " of at most ", limit, ", the launch asks for ", asked);
   };
   if (launch.threads > pipeline.max_threads())
     refuse("threads a threadgroup", pipeline.max_threads(), launch.threads);
   if (launch.threadgroup_bytes > buffers.device().threadgroup_bytes)
     refuse("bytes of threadgroup memory", buffers.device().threadgroup_bytes,
            launch.threadgroup_bytes);
-  if (pipeline.kernel->params_bytes > kMostParamsBytes)
-    refuse("bytes of params", kMostParamsBytes, pipeline.kernel->params_bytes);
+  if (pipeline.kernel->params_bytes > kMaxParamsBytes)
+    refuse("bytes of params", kMaxParamsBytes, pipeline.kernel->params_bytes);
 }
 
 Dispatch dispatch_of(const CommandList& list, const Command& command, const Launch& launch,

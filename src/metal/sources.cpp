@@ -17,7 +17,7 @@ std::string text_of(std::string_view name) {
   if (file == files.end())
     fail(ErrorCode::compile_failed, name, ": the library holds no such kernel file");
   std::string text;
-  for (const std::string_view piece : file->pieces) text += piece;
+  for (const std::string_view part : file->parts) text += part;
   return text;
 }
 
@@ -33,8 +33,8 @@ void add_file(const std::string& name, std::set<std::string>& seen, std::string&
     const std::string_view line = std::string_view(text).substr(at, end - at);
     at = end + 1;
     if (line.starts_with(kInclude)) {
-      const std::string_view rest = line.substr(kInclude.size());
-      add_file(std::string(rest.substr(0, rest.find('"'))), seen, out);
+      const std::string_view remainder = line.substr(kInclude.size());
+      add_file(std::string(remainder.substr(0, remainder.find('"'))), seen, out);
       out += join("#line ", number + 1, " \"", name, "\"\n");
     } else if (line.starts_with(kOnce)) {
       out += '\n';

@@ -43,13 +43,13 @@ std::string Stream::text_of(const CommandList& list, const Command& command) con
 }
 
 std::string Stream::where(const CommandList& list) const {
-  constexpr size_t kMostNamed = 12;
+  constexpr size_t kMaxNamed = 12;
   const size_t count = list.commands.size();
   if (count == 1) return " in " + text_of(list, list.commands.front());
   std::string text;
-  for (size_t i = 0; i < std::min(count, kMostNamed); ++i)
+  for (size_t i = 0; i < std::min(count, kMaxNamed); ++i)
     text += join(i == 0 ? "" : ", ", text_of(list, list.commands[i]));
-  return join(" in one of ", count, " commands: ", text, count > kMostNamed ? ", ..." : "",
+  return join(" in one of ", count, " commands: ", text, count > kMaxNamed ? ", ..." : "",
               " (DeviceOptions::check_each_launch finds out which)");
 }
 
@@ -118,10 +118,10 @@ std::shared_ptr<FenceState> Stream::submit(const CommandList& list) {
 }
 
 std::shared_ptr<FenceState> Stream::replay(const PreparedList& prepared, const CommandList& list,
-                                           std::shared_ptr<const void> keep) {
+                                           std::shared_ptr<const void> holder) {
   return enter(prepared, list,
                {std::make_shared<Submission>(shared_from_this(),
-                                             Submission::Work{&list, {}, std::move(keep)})});
+                                             Submission::Work{&list, {}, std::move(holder)})});
 }
 
 void Stream::run_timed(const PreparedList& prepared, const CommandList& list, TraceLog& trace) {

@@ -30,9 +30,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Buffers& buffers() const { return *buffers_; }
 
   std::shared_ptr<FenceState> submit(const CommandList& list);
-  // `keep` holds the prepared list and what it points into until the replay is done.
+  // `holder` holds the prepared list and what it points into until the replay is done.
   std::shared_ptr<FenceState> replay(const PreparedList& prepared, const CommandList& list,
-                                     std::shared_ptr<const void> keep);
+                                     std::shared_ptr<const void> holder);
   // One command after the other, timed; returns when they are done.
   void run_timed(const PreparedList& prepared, const CommandList& list, TraceLog& trace);
 

@@ -1,23 +1,19 @@
 #include "ops/attention_latent.h"
 
-#include <array>
-#include <vector>
-
 #include "ops/attention_spec.h"
-#include "ops/table.h"
 #include "runtime/device_impl.h"
 #include "runtime/require.h"
 
 namespace gyre {
 namespace {
 
-constexpr uint64_t kDimMultiple = 16, kMostLatentDim = 512, kMostRotaryDim = 128;
+constexpr uint64_t kDimMultiple = 16, kMaxLatentDim = 512, kMaxRotaryDim = 128;
 
-void check_part(const char* op, const char* what, KvFormat format, uint64_t dim, uint64_t most) {
+void check_part(const char* op, const char* what, KvFormat format, uint64_t dim, uint64_t limit) {
   require(is_latent_format(format), op, ": the ", what,
           " of latent attention is stored as f16, bf16 or a native format, got ", name(format));
-  require(dim != 0 && dim % kDimMultiple == 0 && dim <= most, op, ": the ", what,
-          " of latent attention has a multiple of ", kDimMultiple, " coordinates up to ", most,
+  require(dim != 0 && dim % kDimMultiple == 0 && dim <= limit, op, ": the ", what,
+          " of latent attention has a multiple of ", kDimMultiple, " coordinates up to ", limit,
           ", got ", dim);
 }
 
@@ -31,8 +27,8 @@ bool is_latent_format(KvFormat format) {
 void check_latent_shape(const char* op, const LatentShape& shape) {
   require(shape.kv_heads == 1, op, ": latent attention has one KV head, got kv_heads ",
           shape.kv_heads);
-  check_part(op, "latent", shape.latent, shape.latent_dim, kMostLatentDim);
-  check_part(op, "rotary part", shape.rotary, shape.rotary_dim, kMostRotaryDim);
+  check_part(op, "latent", shape.latent, shape.latent_dim, kMaxLatentDim);
+  check_part(op, "rotary part", shape.rotary, shape.rotary_dim, kMaxRotaryDim);
 }
 
 void check_latent_options(const char* op, std::optional<float> scale, const AttentionMask& mask) {
@@ -54,7 +50,7 @@ std::string describe_latent(const Device& device, const KvShape& latent, const K
 }
 
 bool supports_latent(const Device& device, const AttentionTypes& types) {
-  // Those of DeepSeek: a device's kernels are made for them.
+  // DeepSeek's shape: kernels are written for it.
   constexpr uint32_t kLatentDim = 512, kRotaryDim = 64, kAttends = 1;
   if (!is_latent_format(types.k) || !is_latent_format(types.v)) return false;
   const auto spec =
@@ -76,29 +72,6 @@ void require_latent_kernel(const Recording& recording, const char* op,
        " has no latent attention over ", name(static_cast<KvFormat>(problem.k.format)), " and ",
        name(static_cast<KvFormat>(problem.v.format)), " with ", problem.k.head_dim, " + ",
        problem.v.head_dim, " coordinates");
-}
-
-std::span<const uint64_t> attention_latent_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    struct PartDims {
-      uint32_t latent, rotary;
-    };
-    constexpr std::array<PartDims, 3> kDims = {{{512, 64}, {256, 32}, {128, 32}}};
-    std::vector<uint64_t> specs;
-    for (const KvFormat k : kv_formats()) {
-      for (const KvFormat v : kv_formats()) {
-        if (!is_latent_format(k) || !is_latent_format(v)) continue;
-        for (const PartDims& dims : kDims) {
-          for (uint32_t part = 0; part < abi::kLatentParts; ++part)
-            specs.push_back(spec_key(abi::attention_latent_spec(static_cast<uint32_t>(k),
-                                                                static_cast<uint32_t>(v),
-                                                                dims.latent, dims.rotary, part)));
-        }
-      }
-    }
-    return specs;
-  }());
-  return kSpecs;
 }
 
 }  // namespace gyre

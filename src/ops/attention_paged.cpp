@@ -15,8 +15,8 @@
 namespace gyre {
 namespace {
 
-constexpr uint64_t kMostCounted = (uint64_t{1} << 31) - 1;  // tables and lengths are i32
-constexpr uint64_t kMostSequences = uint64_t{1} << 24;
+constexpr uint64_t kMaxCounted = (uint64_t{1} << 31) - 1;  // tables and lengths are i32
+constexpr uint64_t kMaxSequences = uint64_t{1} << 24;
 
 uint64_t entries_for(uint64_t keys, uint64_t page_tokens) {
   return keys / page_tokens + (keys % page_tokens != 0 ? 1 : 0);
@@ -50,12 +50,12 @@ void check_table(const PagedCall& call) {
   require(table.stride(1) == 1 || table.shape(1) <= 1, call.op,
           ": entries of page_table must be contiguous, got strides ", table.strides());
   const uint64_t sequences = table.shape(0);
-  require(sequences <= kMostSequences, call.op, ": at most 2^24 sequences, got ", sequences);
+  require(sequences <= kMaxSequences, call.op, ": at most 2^24 sequences, got ", sequences);
   check_lists(call, sequences);
 }
 
 uint64_t checked_min_query_length(const char* op, const PagedAttentionOptions& options) {
-  require(options.max_query_length != 0 && options.max_query_length <= kMostCounted, op,
+  require(options.max_query_length != 0 && options.max_query_length <= kMaxCounted, op,
           ": max_query_length must be from 1 to 2^31 - 1, got ", options.max_query_length);
   require(options.min_query_length != 0 && options.min_query_length <= options.max_query_length, op,
           ": min_query_length must be from 1 to max_query_length ", options.max_query_length,
@@ -68,11 +68,11 @@ PagedBounds checked_bounds(const PagedCall& call) {
   const PagedAttentionOptions& options = call.options;
   const PagedSegment& keys = call.keys;
   const uint64_t width = call.page_table.shape(1), page_tokens = keys.pages.shape.page_tokens;
-  require(width <= kMostCounted, call.op, ": at most 2^31 - 1 entries, got ", width);
-  const uint64_t held = std::min(width * page_tokens, kMostCounted);
+  require(width <= kMaxCounted, call.op, ": at most 2^31 - 1 entries, got ", width);
+  const uint64_t held = std::min(width * page_tokens, kMaxCounted);
   const uint64_t length = options.max_kv_length != 0 ? options.max_kv_length : held;
   const uint64_t fewest = checked_min_query_length(call.op, options);
-  require(length <= kMostCounted, call.op, ": max_kv_length must be below 2^31, got ", length);
+  require(length <= kMaxCounted, call.op, ": max_kv_length must be below 2^31, got ", length);
   const uint64_t newest =
       keys.segment == abi::kSegmentSinks ? std::min(keys.sink_tokens, length) : length;
   const uint64_t entries =
@@ -105,7 +105,8 @@ PagedBounds check_paged(const PagedCall& call, const AttentionMergeInputs& outpu
   if (shape.latent) check_latent_options(call.op, call.options.scale, call.options.mask);
   checked_scale(call.op, call.options.scale, shape.head_dim);
   check_mask(call.op, call.options.mask, call.q.shape(1));
-  require(!call.options.mask.tree_mask.defined(), call.op, ": a tree_mask is not taken over pages");
+  require(!call.options.mask.tree_mask.defined(), call.op,
+          ": a tree_mask is not supported over pages");
   const PagedBounds bounds = checked_bounds(call);
   if (outputs.partial.defined()) {
     check_partial_tensor(call.op, outputs.partial);
@@ -228,7 +229,7 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const char* op,
   using abi::AttentionPhase;
   const uint64_t group = problem.heads / problem.kv_heads;
   const uint64_t fewest = bounds.min_query_length * group;
-  const uint64_t most = bounds.max_query_length * group;
+  const uint64_t max_rows = bounds.max_query_length * group;
   std::vector<PhasePlan> phases;
   const auto add = [&](AttentionPhase phase, AttentionPhase planned) {
     abi::AttentionProblem of = problem;
@@ -244,22 +245,23 @@ std::vector<PhasePlan> plan_phases(const Recording& recording, const char* op,
   }
   // Over values that are not compressed, decode kernels take the rows of one token at a time: a
   // second token would read all keys again.
-  uint32_t few_rows = abi::phase_most_rows(AttentionPhase::few_rows);
+  uint32_t few_rows = abi::phase_max_rows(AttentionPhase::few_rows);
   if (!abi::kv_is_compressed(problem.v.format) && group < few_rows)
     few_rows = static_cast<uint32_t>(group);
-  if (most > few_rows) {
+  if (max_rows > few_rows) {
     const bool few = fewest <= few_rows;
-    const uint32_t draft_rows = abi::phase_most_rows(AttentionPhase::drafts);
+    const uint32_t draft_rows = abi::phase_max_rows(AttentionPhase::drafts);
     add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
     if (phases.front().plan.drafts != 0) {
       if (few) add(abi::phase_of_rows(0, few_rows), AttentionPhase::few_rows);
-      if (has_prompts || most > draft_rows) add(AttentionPhase::many_rows, AttentionPhase::prompt);
+      if (has_prompts || max_rows > draft_rows)
+        add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;
     }
     phases.clear();
   }
   add(AttentionPhase::decode, AttentionPhase::decode);
-  if (!has_prompts && most <= abi::kDecodePhaseRows) return phases;
+  if (!has_prompts && max_rows <= abi::kDecodePhaseRows) return phases;
   add(AttentionPhase::prompt, AttentionPhase::prompt);
   // One command where one kernel takes both.
   const abi::AttentionPlan &decode = phases[0].plan, &prompt = phases[1].plan;
@@ -329,9 +331,9 @@ Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
   call.kv_lengths = in.kv_lengths, call.cu_seqlens_q = in.cu_seqlens_q,
   call.is_prefill = in.is_prefill;
   const uint64_t sequences = in.kv_lengths.shape(0);
-  require(sequences <= kMostSequences, kOp, ": at most 2^24 sequences, got ", sequences);
+  require(sequences <= kMaxSequences, kOp, ": at most 2^24 sequences, got ", sequences);
   check_lists(call, sequences);
-  require(options.max_kv_length != 0 && options.max_kv_length <= kMostCounted, kOp,
+  require(options.max_kv_length != 0 && options.max_kv_length <= kMaxCounted, kOp,
           ": max_kv_length must be from 1 to 2^31 - 1, got ", options.max_kv_length);
   const PagedBounds bounds{sequences, checked_min_query_length(kOp, options),
                            options.max_query_length, options.max_kv_length};

@@ -65,33 +65,33 @@ std::span<const uint64_t> kv_append_specs() {
   return kSpecs;
 }
 
-Dims near_shape(const KvShape& body, const abi::KvPlaces& places) {
+Dims f16_shape(const KvShape& body, const abi::KvPlaces& places) {
   return {body.kv_heads, places.sink_tokens + places.tail_capacity, body.head_dim};
 }
 
-void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near) {
+void add_f16(CacheSegments& segments, const Tensor& k_f16, const Tensor& v_f16) {
   const CacheSegment body = segments.of[0];
   const abi::KvPlaces& places = body.at.places;
-  const auto part = [&](const KvShape& shape, const Tensor& near, uint64_t first, uint64_t slots) {
+  const auto part = [&](const KvShape& shape, const Tensor& rows, uint64_t first, uint64_t slots) {
     const uint64_t slot_elements = shape.kv_heads * shape.head_dim;
     KvBuffer made{shape, {}, {}};
     made.shape.format = KvFormat::f16;
     made.shape.capacity = slots;
-    made.codes = near.reshape({near.elements()})
+    made.codes = rows.reshape({rows.elements()})
                      .slice(0, first * slot_elements, slots * slot_elements)
                      .reshape({shape.kv_heads, slots, shape.head_dim});
     return made;
   };
   const auto add = [&](abi::KvSegment kind, uint64_t first, uint64_t slots) {
     if (slots == 0) return;
-    segments.of[segments.count++] = {part(body.k.shape, k_near, first, slots),
-                                     part(body.v.shape, v_near, first, slots),
+    segments.of[segments.count++] = {part(body.k.shape, k_f16, first, slots),
+                                     part(body.v.shape, v_f16, first, slots),
                                      {body.at.state, places, kind}};
   };
   add(abi::kSegmentSinks, 0, places.sink_tokens);
   add(abi::kSegmentTail, places.sink_tokens, places.tail_capacity);
-  segments.k_near = k_near;
-  segments.v_near = v_near;
+  segments.k_f16 = k_f16;
+  segments.v_f16 = v_f16;
 }
 
 void extend_cache(Encoder& encoder, const Tensor& state, const Tensor& positions,
@@ -134,8 +134,8 @@ void dispatch_append(Recording& recording, const Device& device, const CacheAppe
                   .v_format = static_cast<uint64_t>(body.v.shape.format),
                   .calibrated = rows.calibrated}),
       params,
-      {&body.at.state, &rows.of[0], &body.k.codes, &body.k.scales, &in.segments.k_near, &rows.of[1],
-       &body.v.codes, &body.v.scales, &in.segments.v_near});
+      {&body.at.state, &rows.of[0], &body.k.codes, &body.k.scales, &in.segments.k_f16, &rows.of[1],
+       &body.v.codes, &body.v.scales, &in.segments.v_f16});
 }
 
 void append_cache(Encoder& encoder, const CacheAppend& in, const NewNote* note) {

@@ -33,14 +33,14 @@ struct CacheSegment {
 struct CacheSegments {
   CacheSegment of[3];  // the body, then sink tokens and tail if there are any
   uint32_t count = 1;
-  Tensor k_near{}, v_near{};  // f16: memory of sink tokens and tail; undefined: there are none
+  Tensor k_f16{}, v_f16{};  // f16: memory of sink tokens and tail; undefined: there are none
   KvLayerCalibration calibration{};  // all segments are in its bases
 };
 
 // How many f16 elements a half's sink tokens and tail take, as dims that nobody has multiplied yet.
-Dims near_shape(const KvShape& body, const abi::KvPlaces& places);
+Dims f16_shape(const KvShape& body, const abi::KvPlaces& places);
 // Adds the segments for sink tokens and tail, over contiguous memory of that size each.
-void add_near(CacheSegments& segments, const Tensor& k_near, const Tensor& v_near);
+void add_f16(CacheSegments& segments, const Tensor& k_f16, const Tensor& v_f16);
 
 struct CacheAppend {
   const Tensor& k;  // [tokens, kv_heads, head_dim]
@@ -76,7 +76,7 @@ struct AttendScratch {
   Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
-// Of `inputs` the caches are not used, those of `segments` are. A refused call leaves `scratch` as
+// Reads the caches of `segments` and ignores those of `inputs`. A refused call leaves `scratch` as
 // it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch,

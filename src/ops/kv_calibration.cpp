@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <span>
 #include <string>
 #include <vector>
@@ -58,7 +57,7 @@ void check_feedback(const Calibrated& c, const KvFeedback& feedback) {
     c.check("the feedback factor", feedback.factor, c.matrix());
     c.check("the feedback diagonal", feedback.diagonal, c.vector());
   }
-  require(feedback.gains.size() <= abi::kKvMostGains, c.op, ": at most ", abi::kKvMostGains,
+  require(feedback.gains.size() <= abi::kKvMaxGains, c.op, ": at most ", abi::kKvMaxGains,
           " gains, ", c.name, " has ", feedback.gains.size());
   for (const float gain : feedback.gains) {
     require(gain >= 0.25f && gain <= 4.0f, c.op, ": gains of ", c.name,
@@ -118,31 +117,26 @@ std::string kv_transform_shape(const void* params) {
 }
 
 std::span<const uint64_t> kv_feedback_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> formats = {0}, specs;
+  return spec_list([](auto add) {
+    std::vector<uint64_t> formats = {0};
     for (uint64_t format = abi::kFirstNative; format <= abi::kLastNative; ++format)
       formats.push_back(format);
-    for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
+    for (const DType source : kFloats) {
       for (const uint64_t k : formats) {
         for (const uint64_t v : formats) {
-          if (k + v != 0) specs.push_back(spec_key(encode_spec(source, k, v)));
+          if (k + v != 0) add(encode_spec(source, k, v));
         }
       }
     }
-    return specs;
-  }());
-  return kSpecs;
+  });
 }
 
 std::span<const uint64_t> kv_transform_specs() {
-  static const std::array<uint64_t, 9> kSpecs = [] {
-    constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-    std::array<uint64_t, 9> specs{};
-    for (size_t i = 0; i < specs.size(); ++i)
-      specs[i] = spec_key(transform_spec(kFloats[i / 3], kFloats[i % 3]));
-    return specs;
-  }();
-  return kSpecs;
+  return spec_list([](auto add) {
+    for (const DType in : kFloats) {
+      for (const DType out : kFloats) add(transform_spec(in, out));
+    }
+  });
 }
 
 void check_calibration(const char* op, const char* name, const KvCalibration& calibration,
@@ -152,8 +146,8 @@ void check_calibration(const char* op, const char* name, const KvCalibration& ca
   require(is_native(format) || transform_alone, op, ": a calibration is for native formats, ", name,
           " is ", gyre::name(format));
   require(abi::kv_takes_calibration(head_dim), op,
-          ": a calibration is for head dims that are a power of two from 16 to 256, ", name,
-          " has ", head_dim);
+          ": a calibration is for head dims that are a power of two from 16 to ",
+          abi::kKvMaxCalibratedDim, ", ", name, " has ", head_dim);
   const Calibrated c{op, name, kv_heads, head_dim};
   check_transform(c, calibration.transform);
   check_feedback(c, calibration.feedback);
@@ -255,7 +249,7 @@ void kv_transform(Encoder& encoder, const KvTransformInputs& in) try {
   require(in.matrix.defined() && in.matrix.rank() == 3 && in.matrix.shape(0) != 0 &&
               heads % in.matrix.shape(0) == 0,
           kOp, ": matrix must be [kv_heads, head_dim, head_dim], kv_heads a divisor of ", heads);
-  // A grid has so many, and caches allow no more.
+  // A grid has room for that many, and caches allow no more.
   require(in.matrix.shape(0) <= uint64_t{1} << 14, kOp, ": at most 2^14 matrices, got ",
           in.matrix.shape(0));
   const Calibrated c{kOp, "x", in.matrix.shape(0), dim};

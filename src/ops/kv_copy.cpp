@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 
 #include "gyre/write.h"
@@ -121,14 +120,11 @@ std::string kv_copy_shape(const void* params) {
 }
 
 std::span<const uint64_t> kv_copy_specs() {
-  static const std::array<uint64_t, 9> kSpecs = [] {
-    constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-    std::array<uint64_t, 9> specs{};
-    for (size_t i = 0; i < specs.size(); ++i)
-      specs[i] = spec_key(make_spec(kFloats[i / 3], kFloats[i % 3]));
-    return specs;
-  }();
-  return kSpecs;
+  return spec_list([](auto add) {
+    for (const DType in : kFloats) {
+      for (const DType out : kFloats) add(make_spec(in, out));
+    }
+  });
 }
 
 bool supports(const Device& device, const KvCopyTypes& types) try {

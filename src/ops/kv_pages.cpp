@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-constexpr uint64_t kMostPageTokens = 1024;
+constexpr uint64_t kMaxPageTokens = 1024;
 constexpr uint64_t kAlignment = 16;  // of a page and of each of its parts
 
 constexpr uint64_t align(uint64_t bytes) {
@@ -75,9 +75,9 @@ abi::KvCacheLayout layout_of(KvFormat format, KvRole role, uint64_t head_dim, co
 
 void check_page_shape(const char* op, const KvPageShape& shape) {
   require(shape.page_tokens != 0 && shape.page_tokens % abi::kKvTile == 0 &&
-              shape.page_tokens <= kMostPageTokens,
+              shape.page_tokens <= kMaxPageTokens,
           op, ": page_tokens must be a multiple of ", abi::kKvTile, " from ", abi::kKvTile, " to ",
-          kMostPageTokens, ", got ", shape.page_tokens);
+          kMaxPageTokens, ", got ", shape.page_tokens);
   require(shape.kv_heads != 0, op, ": kv_heads must be given");
   const auto check = [&](KvFormat format, KvRole role, uint64_t head_dim) {
     check_kv_shape(

@@ -113,7 +113,6 @@ std::string kv_dequantize_shape(const void* params) {
 
 namespace {
 
-constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
 const std::vector<KvFormat>& compressed_formats() {
   static const auto& kFormats = *new std::vector<KvFormat>([] {
     std::vector<KvFormat> formats;
@@ -143,15 +142,11 @@ std::span<const uint64_t> kv_quantize_specs() {
 }
 
 std::span<const uint64_t> kv_dequantize_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> specs;
+  return spec_list([](auto add) {
     for (const DType out : kFloats) {
-      for (const KvFormat format : compressed_formats())
-        specs.push_back(spec_key(dequantize_spec(out, format)));
+      for (const KvFormat format : compressed_formats()) add(dequantize_spec(out, format));
     }
-    return specs;
-  }());
-  return kSpecs;
+  });
 }
 
 bool supports(const Device& device, const KvQuantizeTypes& types) try {

@@ -10,9 +10,9 @@ KvSlotRange checked_kv_range(const char* op, const char* source, uint64_t availa
           " is not a kind of cache");
   require(options.source_begin <= available, op, ": source_begin must be at most the ", available,
           " tokens of ", source, ", got ", options.source_begin);
-  const uint64_t rest = available - options.source_begin;
-  const uint64_t tokens = options.tokens.value_or(rest);
-  require(tokens <= rest, op, ": ", source, " has ", rest, " tokens from source_begin ",
+  const uint64_t remainder = available - options.source_begin;
+  const uint64_t tokens = options.tokens.value_or(remainder);
+  require(tokens <= remainder, op, ": ", source, " has ", remainder, " tokens from source_begin ",
           options.source_begin, ", asked for ", tokens);
   if (tokens == 0) return {};
   require(capacity != 0, op, ": the cache has capacity 0, cannot take ", tokens, " tokens");

@@ -10,7 +10,7 @@ namespace gyre {
 struct PagedSegment {
   KvPages pages{};
   uint64_t first_entry = 0;   // of a row of the table
-  uint64_t ring_entries = 0;  // 0: key j lies in entry j / page_tokens; else modulo so many
+  uint64_t ring_entries = 0;  // 0: key j lies in entry j / page_tokens; else modulo ring_entries
   abi::KvSegment segment = abi::kSegmentBody;
   uint64_t sink_tokens = 0, tail = 0;  // RowMask's
   Tensor tail_begin{};                 // i32 [sequences]: RowMask's; undefined: 0

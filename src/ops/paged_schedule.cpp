@@ -10,7 +10,7 @@ namespace {
 uint32_t schedule_key(const abi::AttentionScheduleParams& p, const Tensor& tail_begin) {
   const abi::AttentionParams& call = p.call;
   const uint64_t numbers[] = {p.group.fewest_keys,
-                              p.group.most_pieces,
+                              p.group.max_splits,
                               p.runs,
                               p.blocks,
                               p.rows,
@@ -47,8 +47,8 @@ PagedSchedules::PagedSchedules(const std::vector<PhasePlan>& phases,
       p.group = wanted.group;
       p.blocks = wanted.blocks, p.rows = wanted.rows, p.by_token = wanted.by_token;
       p.runs =
-          abi::schedule_most_runs(phase, bounds.sequences, call.kv_heads, bounds.max_query_length,
-                                  call.group, p.rows, p.by_token != 0, p.blocks);
+          abi::schedule_max_runs(phase, bounds.sequences, call.kv_heads, bounds.max_query_length,
+                                 call.group, p.rows, p.by_token != 0, p.blocks);
       p.key = schedule_key(p, tail_begin);
     }
     params_.push_back(p);
@@ -89,7 +89,7 @@ void PagedSchedules::dispatch(Recording& recording, const PagedCall& call, size_
 Tensor PagedSchedules::shared(Recording& recording, const Device& device, const PagedCall& call,
                               size_t phase) const {
   const CommandList& list = recording.list();
-  // A list that was rolled back, or is another, has no such command.
+  // A list that was rolled back, or another list, has no such command.
   const auto is_listed = [&](const ListedSchedule& s) {
     if (s.command >= list.commands.size()) return false;
     const Command& command = list.commands[s.command];

@@ -74,16 +74,10 @@ std::string rope_shape(const void* params) {
 }
 
 std::span<const uint64_t> rope_specs() {
-  static const std::array<uint64_t, 36> kSpecs = [] {
-    constexpr std::array kFloats = {DType::f32, DType::f16, DType::bf16};
-    std::array<uint64_t, 36> specs{};
-    for (size_t i = 0; i < specs.size(); ++i) {
-      specs[i] =
-          spec_key(rope_spec(kFloats[i % 3], kFloats[i / 3 % 3], i / 9 % 2 == 1, i / 18 == 1));
-    }
-    return specs;
-  }();
-  return kSpecs;
+  return spec_list([](auto add) {
+    for (uint32_t i = 0; i < 36; ++i)
+      add(rope_spec(kFloats[i % 3], kFloats[i / 3 % 3], i / 9 % 2 == 1, i / 18 == 1));
+  });
 }
 
 bool supports(const Device& device, const RopeTypes& types) try {

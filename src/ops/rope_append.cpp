@@ -82,7 +82,7 @@ void check_overlap(const RopeCall& call, const Tensor& v, const Target& to) {
                                                       to.written[1]}});
 }
 
-// For devices without a kernel for so many tokens, where a second command is nothing; and for rows
+// For devices without a kernel for many tokens, where a second command costs little; and for rows
 // with a calibration.
 void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& call,
                   const Target& to, abi::RopeParams params, const Tensor& frequencies) {
@@ -90,12 +90,12 @@ void dispatch_two(Recording& recording, const Encoder& encoder, const RopeCall& 
   const Tensor rotated = encoder.device().tensor(k.dtype(), k.shape());
   const RopeSide key{"k", &k, &rotated, call.k.weight, nullptr};
   const RopeSide none{"", nullptr, nullptr, nullptr, nullptr};
-  const bool both = call.x.x->defined();
-  const RopeSide& x = both ? call.x : key;
-  const RopeSide& second = both ? key : none;
-  params.streams = both ? 2 : 1;
+  const bool has_q = call.x.x->defined();
+  const RopeSide& x = has_q ? call.x : key;
+  const RopeSide& second = has_q ? key : none;
+  params.streams = has_q ? 2 : 1;
   fill_rope_side(x, params.stream[0]);
-  if (both) fill_rope_side(second, params.stream[1]);
+  if (has_q) fill_rope_side(second, params.stream[1]);
   recording.dispatch(kRope, rope_spec(k.dtype(), k.dtype(), call.adjacent(), call.norm), params,
                      {x.x, &call.positions, x.out, &frequencies, &call.factors, x.weight, nullptr,
                       second.x, second.out, second.weight, nullptr});
@@ -136,25 +136,21 @@ std::string rope_append_shape(const void* params) {
 }
 
 std::span<const uint64_t> rope_append_specs() {
-  static const auto& kSpecs = *new std::vector<uint64_t>([] {
-    std::vector<uint64_t> specs;
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  return spec_list([](auto add) {
+    for (const DType dtype : kFloats) {
       for (const KvFormat k : kv_formats()) {
         for (const KvFormat v : kv_formats()) {
           for (const uint64_t quads : lane_quads_of(k, v)) {
             for (uint64_t i = 0; i < 4; ++i) {
               for (const uint64_t slot_bytes : {0u, 4u, 8u})
-                specs.push_back(spec_key(
-                    make_spec({static_cast<uint64_t>(dtype), static_cast<uint64_t>(k),
-                               static_cast<uint64_t>(v), i & 1, i >> 1, slot_bytes, quads})));
+                add(make_spec({static_cast<uint64_t>(dtype), static_cast<uint64_t>(k),
+                               static_cast<uint64_t>(v), i & 1, i >> 1, slot_bytes, quads}));
             }
           }
         }
       }
     }
-    return specs;
-  }());
-  return kSpecs;
+  });
 }
 
 void rope_append(Encoder& encoder, const RopeAppendInputs& in, const KvSlots& to,
@@ -203,8 +199,8 @@ void rope_append_cache(Encoder& encoder, const RopeAppendInputs& in,
       .calibrated = segments.calibration.k.defined() || segments.calibration.v.defined(),
       .k_format = body.k.shape.format,
       .v_format = body.v.shape.format,
-      .k = {&body.k.codes, &body.k.scales, &segments.k_near},
-      .v = {&body.v.codes, &body.v.scales, &segments.v_near},
+      .k = {&body.k.codes, &body.k.scales, &segments.k_f16},
+      .v = {&body.v.codes, &body.v.scales, &segments.v_f16},
       .written = {{{&body.k.codes, "the cache's keys", true},
                    {&body.v.codes, "the cache's values", true}}},
       .store = [&](const Tensor& k) {

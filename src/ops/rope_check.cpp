@@ -96,6 +96,11 @@ void check_rope_side(const RopeCall& call, const RopeSide& s) {
           s.x->dtype());
   require(s.x->shape(0) > 0, call.op, ": ", s.name, " must have at least one token, got 0");
   require(s.x->shape(1) > 0, call.op, ": ", s.name, " must have at least one head, got 0");
+  // GPUs count these in 32 bits.
+  require(s.x->shape(0) < uint64_t{1} << 32, call.op, ": ", s.name, " must have fewer than 2^32 ",
+          "tokens, got ", s.x->shape(0));
+  require(s.x->shape(1) <= uint64_t{1} << 20, call.op, ": ", s.name,
+          " must have at most 2^20 heads, got ", s.x->shape(1));
   require(s.x->shape(2) > 0, call.op, ": head_dim of ", s.name, " must be at least 2, got 0");
   require(s.x->shape(2) <= abi::kRopeMaxHeadDim, call.op, ": head_dim must be at most ",
           abi::kRopeMaxHeadDim, ", got ", s.x->shape(2));

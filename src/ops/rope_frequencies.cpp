@@ -17,9 +17,8 @@ double standard_frequency(double theta, uint32_t pair, uint32_t rotary_dim) {
 
 std::vector<double> standard_frequencies(double theta, uint32_t rotary_dim) {
   std::vector<double> inverse;
-  for (uint32_t pair = 0; pair < rotary_dim / 2; ++pair) {
+  for (uint32_t pair = 0; pair < rotary_dim / 2; ++pair)
     inverse.push_back(standard_frequency(theta, pair, rotary_dim));
-  }
   return inverse;
 }
 

@@ -43,14 +43,14 @@ void words_write(Encoder& encoder, std::span<const int32_t> words, std::span<con
   };
   for (WordRun run : runs) {
     while (run.count != 0) {
-      if (2 * params.runs + params.words + 3 > abi::kWordsWriteMost) flush();
-      const uint64_t room = abi::kWordsWriteMost - 2 * (params.runs + 1) - params.words;
+      if (2 * params.runs + params.words + 3 > abi::kMaxWordsWrite) flush();
+      const uint64_t room = abi::kMaxWordsWrite - 2 * (params.runs + 1) - params.words;
       const uint64_t count = std::min(room, run.count);
       uint32_t* const head = params.buffer + 2 * uint64_t{params.runs};
       head[0] = static_cast<uint32_t>(run.at);
       head[1] = params.words;
       for (uint64_t i = 0; i < count; ++i) {
-        params.buffer[abi::kWordsWriteMost - 1 - params.words++] =
+        params.buffer[abi::kMaxWordsWrite - 1 - params.words++] =
             static_cast<uint32_t>(words[run.at + i]);
       }
       ++params.runs;

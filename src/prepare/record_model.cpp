@@ -1,7 +1,6 @@
 #include "prepare/record_model.h"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "cache/layers.h"
 #include "gyre/attention.h"
@@ -18,7 +17,7 @@ namespace {
 
 constexpr const char* kOp = "prepare";
 
-uint64_t most_tokens(const ModelShape& m) { return std::min(m.step_tokens, m.context); }
+uint64_t largest_step(const ModelShape& m) { return std::min(m.step_tokens, m.context); }
 
 // Layers that are alike have the same kernels, and a layer that shares a cache has its owner's.
 std::vector<KvLayer> distinct(const std::vector<KvLayer>& layers) {
@@ -31,12 +30,12 @@ std::vector<KvLayer> distinct(const std::vector<KvLayer>& layers) {
 
 // Few tokens have kernels by their number; from some number on all are alike.
 std::vector<uint64_t> token_counts(const ModelShape& m) {
-  constexpr uint64_t kEach = 64;
+  constexpr uint64_t kOneByOne = 64;
   std::vector<uint64_t> counts;
-  const uint64_t most = most_tokens(m);
-  for (uint64_t tokens = 1; tokens < most; tokens += tokens < kEach ? 1 : tokens)
+  const uint64_t largest = largest_step(m);
+  for (uint64_t tokens = 1; tokens < largest; tokens += tokens < kOneByOne ? 1 : tokens)
     counts.push_back(tokens);
-  counts.push_back(most);
+  counts.push_back(largest);
   return counts;
 }
 
@@ -54,7 +53,7 @@ struct Rows {
   Tensor q, k, v, out;
   bool latent = false;
 
-  // What is rotated: of a latent layer the rotary coordinates of q, and v.
+  // rope() rotates these: in a latent layer the rotary coordinates of q, and v.
   Tensor rotated_q() const { return latent ? q.slice(2, k.shape(2), v.shape(2)) : q; }
   const Tensor& rotated_k() const { return latent ? v : k; }
   // Latent attention has no default.
@@ -272,7 +271,7 @@ void record_model(const Device& device, const ModelShape& shape) {
   Layers all{distinct(resolve_layers(kOp, shape)), {}};
   check_shape(shape, all.layers);
   for (const KvLayer& layer : all.layers)
-    all.rows.emplace_back(device, shape, layer, most_tokens(shape));
+    all.rows.emplace_back(device, shape, layer, largest_step(shape));
   if (shape.use_cache) record_cache(device, shape, all);
   if (shape.use_batch) record_batch(device, shape, all);
   if (shape.use_pages) record_pages(device, shape, all);

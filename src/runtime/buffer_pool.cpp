@@ -46,8 +46,8 @@ uint64_t BufferPool::block_bytes(uint64_t bytes) {
 }
 
 std::shared_ptr<Storage> BufferPool::allocate(uint64_t bytes) {
-  constexpr uint64_t kMost = uint64_t{1} << 62;
-  if (bytes > kMost)
+  constexpr uint64_t kMax = uint64_t{1} << 62;
+  if (bytes > kMax)
     fail(ErrorCode::out_of_memory, "allocate: ", bytes, " bytes cannot be addressed");
   if (bytes == 0) return std::make_shared<Storage>(device_id_, Storage::Block{});
   const uint64_t block = block_bytes(bytes);

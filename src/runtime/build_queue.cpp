@@ -10,11 +10,11 @@
 namespace gyre {
 
 uint32_t BuildQueue::usable_threads() {
-  constexpr uint32_t kMost = 16;  // a model has few kernels; a compilation takes about 100 MB
-  return std::clamp<uint32_t>(usable_cores(), 1, kMost);
+  constexpr uint32_t kMax = 16;  // a model has few kernels; a compilation takes about 100 MB
+  return std::clamp<uint32_t>(usable_cores(), 1, kMax);
 }
 
-BuildQueue::BuildQueue(uint32_t most_threads) : most_threads_(std::max(most_threads, 1u)) {}
+BuildQueue::BuildQueue(uint32_t max_threads) : max_threads_(std::max(max_threads, 1u)) {}
 
 BuildQueue::~BuildQueue() {
   {
@@ -30,7 +30,7 @@ void BuildQueue::add(Job job) {
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
-    if (jobs_.size() > idle_ && threads_.size() < most_threads_) add_thread();
+    if (jobs_.size() > idle_ && threads_.size() < max_threads_) add_thread();
   }
   wake_.notify_one();
 }

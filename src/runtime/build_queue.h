@@ -18,7 +18,7 @@ class BuildQueue {
  public:
   using Job = std::function<void()>;
 
-  explicit BuildQueue(uint32_t most_threads = usable_threads());
+  explicit BuildQueue(uint32_t max_threads = usable_threads());
   BuildQueue(const BuildQueue&) = delete;
   BuildQueue& operator=(const BuildQueue&) = delete;
   ~BuildQueue();  // jobs that have not begun are dropped, those that have are waited for
@@ -34,7 +34,7 @@ class BuildQueue {
   void add_thread();
   void work();
 
-  const uint32_t most_threads_;
+  const uint32_t max_threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;

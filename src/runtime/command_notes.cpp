@@ -16,8 +16,9 @@ void CommandNotes::check(const char* op) const {
   for (uint32_t i = 0; i < observers_.size(); ++i) observers_[i]->check(op, {notes_, i});
 }
 
-void CommandNotes::tell(ListFate fate, const void* list) {
-  for (uint32_t i = 0; i < observers_.size(); ++i) observers_[i]->tell(fate, list, {notes_, i});
+void CommandNotes::notify(ListOutcome outcome, const void* list) {
+  for (uint32_t i = 0; i < observers_.size(); ++i)
+    observers_[i]->notify(outcome, list, {notes_, i});
 }
 
 void CommandNotes::clear() {

@@ -10,7 +10,7 @@
 namespace gyre {
 
 // What became of a list: it was submitted, kept in a graph, replayed from one, or dropped.
-enum class ListFate : uint8_t { submitted, kept, replayed, dropped };
+enum class ListOutcome : uint8_t { submitted, kept, replayed, dropped };
 
 struct CommandNote {
   uint32_t observer = 0;  // index, set by CommandNotes
@@ -22,7 +22,7 @@ struct CommandNote {
 template <class Note>
 struct ObservedNotes {
   std::span<Note> all;
-  uint32_t mine;
+  uint32_t observer;
 };
 
 class CommandObserver {
@@ -35,8 +35,8 @@ class CommandObserver {
   // Throws if the list must not run now; `op` opens the message.
   virtual void check(const char* op, const ObservedNotes<const CommandNote>& notes) const = 0;
   // `list` says which list; null if replayed. Notes that are kept may be changed.
-  virtual void tell(ListFate fate, const void* list,
-                    const ObservedNotes<CommandNote>& notes) noexcept = 0;
+  virtual void notify(ListOutcome outcome, const void* list,
+                      const ObservedNotes<CommandNote>& notes) noexcept = 0;
 };
 
 // What an op hands to its recording.
@@ -49,7 +49,7 @@ class CommandNotes {
  public:
   void add(const NewNote& note);
   void check(const char* op) const;
-  void tell(ListFate fate, const void* list);
+  void notify(ListOutcome outcome, const void* list);
   uint64_t size() const { return notes_.size(); }
   void shrink(uint64_t size) { notes_.resize(size); }
   void clear();

@@ -15,10 +15,10 @@ namespace {
 // Paths are strings: fs::path of libstdc++ 12 crashes where "/" finds no memory.
 
 std::optional<uint32_t> processors(uint64_t quota, uint64_t period) {
-  constexpr uint64_t kMost = 1 << 20;
+  constexpr uint64_t kMax = 1 << 20;
   if (quota == 0 || period == 0) return {};
   const uint64_t count = quota / period + (quota % period != 0 ? 1 : 0);
-  return static_cast<uint32_t>(std::min(count, kMost));
+  return static_cast<uint32_t>(std::min(count, kMax));
 }
 
 // Version 2: "200000 100000" or "max 100000".
@@ -29,7 +29,7 @@ std::optional<uint32_t> read_v2(const std::string& group) {
   return processors(quota, period);
 }
 
-// Version 1: a quota of -1 is none.
+// Version 1: a quota of -1 means no quota.
 std::optional<uint32_t> read_v1(const std::string& group) {
   std::ifstream quota_file(group + "/cpu.cfs_quota_us"), period_file(group + "/cpu.cfs_period_us");
   int64_t quota = 0, period = 0;

@@ -38,12 +38,12 @@ void check_code(const CustomCode& code) {
 }
 
 void check_launch(const CustomCode& code, const CustomLaunch& launch) {
-  constexpr uint32_t kMostX = 0x7FFFFFFF, kMostYZ = 65535, kMostThreads = 1024;
-  require(launch.block <= kMostThreads, code.name, ": a block has at most ", kMostThreads,
+  constexpr uint32_t kMaxX = 0x7FFFFFFF, kMaxYZ = 65535, kMaxThreads = 1024;
+  require(launch.block <= kMaxThreads, code.name, ": a block has at most ", kMaxThreads,
           " threads, got ", launch.block);
-  require(launch.grid[0] <= kMostX && launch.grid[1] <= kMostYZ && launch.grid[2] <= kMostYZ,
-          code.name, ": a grid has at most ", kMostX, " x ", kMostYZ, " x ", kMostYZ,
-          " blocks, got ", launch.grid[0], " x ", launch.grid[1], " x ", launch.grid[2]);
+  require(launch.grid[0] <= kMaxX && launch.grid[1] <= kMaxYZ && launch.grid[2] <= kMaxYZ,
+          code.name, ": a grid has at most ", kMaxX, " x ", kMaxYZ, " x ", kMaxYZ, " blocks, got ",
+          launch.grid[0], " x ", launch.grid[1], " x ", launch.grid[2]);
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ std::vector<KernelDescription> Device::kernels() const try {
   std::vector<KernelDescription> rows;
   for (const KernelUse& use : impl.kernel_uses()) {
     const KernelInfo& kernel = *use.kernel;
-    const std::span<const uint64_t> specs = use.specs();
+    const std::span<const uint64_t> specs = impl.specs(use);
     KernelDescription row;
     row.name = kernel.name;
     row.params_bytes = kernel.params_bytes;

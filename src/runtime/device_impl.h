@@ -71,6 +71,8 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   virtual std::string describe(const KernelInfo& kernel, uint64_t spec) const = 0;  // how it works
   // Whether pipeline() can have one. Builds nothing.
   virtual bool has(const KernelInfo& kernel, uint64_t spec) const = 0;
+  // Every Spec that this device's plans can ask for, of a kernel whose use lists none.
+  virtual std::span<const uint64_t> planned_specs(const KernelInfo& /*kernel*/) const { return {}; }
   // What to do about a problem, where there is a choice: kernel, spec, splits
   // (abi/attention_plan.h). `plan` holds the op's default; false leaves it, for a device that has
   // nothing to choose. Pure: by the problem and the device's limits alone; builds and allocates
@@ -101,6 +103,9 @@ class DeviceImpl : public std::enable_shared_from_this<DeviceImpl> {
   void require_same_process(const char* op) const;
   uint64_t id() const { return id_; }  // never reused in a process, unlike an address
   std::span<const KernelUse> kernel_uses() const { return uses_; }
+  std::span<const uint64_t> specs(const KernelUse& use) const {
+    return use.specs != nullptr ? use.specs() : planned_specs(*use.kernel);
+  }
   TraceLog& trace() { return trace_; }
   ConstantCache& constants() { return constants_; }
 

@@ -14,8 +14,8 @@ class DryStorage final : public Storage {
 }  // namespace
 
 std::shared_ptr<Storage> DryDevice::allocate(uint64_t bytes) {
-  constexpr uint64_t kAlignment = 256, kMost = uint64_t{1} << 62;  // as a GPU's blocks are
-  if (bytes > kMost - next_address_)
+  constexpr uint64_t kAlignment = 256, kMax = uint64_t{1} << 62;  // as a GPU's blocks are
+  if (bytes > kMax - next_address_)
     fail(ErrorCode::out_of_memory, "device.tensor: ", bytes, " bytes and all before reach past ",
          "2^62");
   const Storage::Block block{next_address_, bytes, nullptr, false};

@@ -28,6 +28,9 @@ class DryDevice final : public DeviceImpl {
   bool has(const KernelInfo& kernel, uint64_t spec) const override {
     return target_->has(kernel, spec);
   }
+  std::span<const uint64_t> planned_specs(const KernelInfo& kernel) const override {
+    return target_->planned_specs(kernel);
+  }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     return target_->plan(kernel, problem, plan);
   }

@@ -100,8 +100,8 @@ void Recording::append(const KernelInfo& kernel, uint64_t spec, const void* para
       {&pipeline, static_cast<uint32_t>(params_offset), static_cast<uint32_t>(first_arg), barrier});
 }
 
-void Recording::reset(ListFate fate) {
-  recorder_.notes_.tell(fate, &recorder_);
+void Recording::reset(ListOutcome outcome) {
+  recorder_.notes_.notify(outcome, &recorder_);
   recorder_.notes_.clear();
   recorder_.forget_custom();
   recorder_.list_.clear();
@@ -139,7 +139,7 @@ uint32_t Encoder::barriers() const {
 
 void Encoder::clear() {
   Recording recording(*this, "encoder.clear");
-  recording.reset(ListFate::dropped);
+  recording.reset(ListOutcome::dropped);
 }
 
 Fence Encoder::submit() try {
@@ -147,7 +147,7 @@ Fence Encoder::submit() try {
   recorder_->notes_.check("encoder.submit");
   recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit(recording.list()));
-  recording.reset(ListFate::submitted);
+  recording.reset(ListOutcome::submitted);
   return fence;
 } catch (const std::bad_alloc&) {
   out_of_memory("encoder.submit");
@@ -158,7 +158,7 @@ Fence Encoder::submit_on(uint64_t stream) try {
   recorder_->notes_.check("encoder.submit_on");
   recording.list().finish_pipelines();
   Fence fence(recorder_->device_->submit_on(stream, recording.list()));
-  recording.reset(ListFate::submitted);
+  recording.reset(ListOutcome::submitted);
   return fence;
 } catch (const std::bad_alloc&) {
   out_of_memory("encoder.submit_on");
@@ -173,10 +173,10 @@ Graph Encoder::instantiate() try {
   }
   recording.list().finish_pipelines();
   Graph graph(device_, recorder_->device_->instantiate(recording.list()));
-  recorder_->notes_.tell(ListFate::kept, recorder_.get());
+  recorder_->notes_.notify(ListOutcome::kept, recorder_.get());
   graph.impl_->notes = std::move(recorder_->notes_);
   recorder_->notes_.clear();
-  recording.reset(ListFate::kept);
+  recording.reset(ListOutcome::kept);
   return graph;
 } catch (const std::bad_alloc&) {
   out_of_memory("encoder.instantiate");

@@ -31,7 +31,7 @@ Fence Graph::replay() const try {
   impl_of(device_)->require_same_process("graph.replay");
   impl_->notes.check("graph.replay");
   Fence fence(impl_->replay());
-  impl_->notes.tell(ListFate::replayed, nullptr);
+  impl_->notes.notify(ListOutcome::replayed, nullptr);
   return fence;
 } catch (const std::bad_alloc&) {
   out_of_memory("graph.replay");

@@ -13,7 +13,8 @@ namespace gyre {
 struct KernelUse {
   const KernelInfo* kernel = nullptr;
   std::string (*shape)(const void* params) = nullptr;  // the sizes in Params, as traces print them
-  std::span<const uint64_t> (*specs)() = nullptr;      // every Spec an op can ask for
+  std::span<const uint64_t> (*specs)() = nullptr;  // every Spec an op can ask for; null: a device's
+                                                   // plans ask, and the device lists them
 };
 
 // "" where `uses` does not have the kernel.

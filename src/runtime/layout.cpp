@@ -31,9 +31,8 @@ Steps sorted_steps(const Dims& shape, const Dims& strides) {
   for (uint32_t d = 0; d < shape.size(); ++d) {
     if (shape[d] <= 1) continue;
     uint32_t at = steps.count++;
-    for (; at > 0 && strides[steps.dims[at - 1]] > strides[d]; --at) {
+    for (; at > 0 && strides[steps.dims[at - 1]] > strides[d]; --at)
       steps.dims[at] = steps.dims[at - 1];
-    }
     steps.dims[at] = d;
   }
   return steps;
@@ -52,12 +51,12 @@ bool reachable(const Grid& grid, uint32_t level, int64_t distance) {
   if (level == 0) return distance == 0;
   const uint32_t dim = grid.steps.dims[level - 1];
   const auto stride = static_cast<int64_t>(grid.strides[dim]);
-  const auto most = static_cast<int64_t>(grid.a_shape[dim]) - 1;
-  const auto least = 1 - static_cast<int64_t>(grid.b_shape[dim]);
+  const auto max = static_cast<int64_t>(grid.a_shape[dim]) - 1;
+  const auto min = 1 - static_cast<int64_t>(grid.b_shape[dim]);
   int64_t multiple = distance / stride;
   if (distance % stride < 0) --multiple;
   for (const int64_t x : {multiple, multiple + 1}) {
-    if (x < least || x > most) continue;
+    if (x < min || x > max) continue;
     if (reachable(grid, level - 1, distance - x * stride)) return true;
   }
   return false;

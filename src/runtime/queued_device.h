@@ -21,9 +21,9 @@ namespace gyre {
 class QueuedWork : public FenceState {
  public:
   struct Work {
-    const CommandList* list = nullptr;  // of a graph that `keep` holds; else `eager`
+    const CommandList* list = nullptr;  // of a graph that `holder` holds; else `eager`
     CommandList eager;                  // without args
-    std::shared_ptr<const void> keep;
+    std::shared_ptr<const void> holder;
   };
 
   explicit QueuedWork(Work work) : work_(std::move(work)) {}

@@ -21,7 +21,7 @@ class Recorder {
   explicit Recorder(std::shared_ptr<DeviceImpl> device) : device_(std::move(device)) {}
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
-  ~Recorder() { notes_.tell(ListFate::dropped, this); }
+  ~Recorder() { notes_.notify(ListOutcome::dropped, this); }
 
  private:
   friend class Recording;
@@ -95,7 +95,7 @@ class Recording {
 
   CommandList& list() { return recorder_.list_; }
   const DeviceInfo& device() const { return recorder_.device_->info(); }
-  void reset(ListFate fate);  // tells observers and empties the encoder
+  void reset(ListOutcome outcome);  // tells observers and empties the encoder
 
  private:
   void append(const KernelInfo& kernel, uint64_t spec, const void* params,

@@ -37,7 +37,7 @@ template <class... Parts>
 // What every public call that takes memory does with std::bad_alloc: it leaves as gyre::Error.
 [[noreturn, gnu::cold]] void out_of_memory(const char* op);
 
-// The message is put together only when the rule is broken.
+// The message is built only when the rule is broken.
 template <class... Parts>
 inline void require(bool holds, const Parts&... parts) {
   if (!holds) [[unlikely]] {

@@ -180,9 +180,8 @@ void copy_strided(const Tensor& tensor, uint32_t dim, std::byte* element, std::b
     host += bytes;
     return;
   }
-  for (uint64_t i = 0; i < tensor.shape(dim); ++i) {
+  for (uint64_t i = 0; i < tensor.shape(dim); ++i)
     copy_strided(tensor, dim + 1, element + i * tensor.stride(dim) * unit, host, direction);
-  }
 }
 
 // Memory the host cannot reach: the longest contiguous stretches, in row-major order.
@@ -212,8 +211,8 @@ void write_runs(const Tensor& tensor, const std::byte* from) {
 void read_runs(const Tensor& tensor, std::byte* to) {
   // One copy of all that lies between the first and the last element is faster than many small
   // ones, unless most of it is not asked for.
-  constexpr uint64_t kMostWaste = 8, kSmall = 1 << 20;
-  const bool sparse = tensor.span_bytes() > kMostWaste * tensor.bytes() + kSmall;
+  constexpr uint64_t kMaxWaste = 8, kSmall = 1 << 20;
+  const bool sparse = tensor.span_bytes() > kMaxWaste * tensor.bytes() + kSmall;
   if (sparse || tensor.is_contiguous()) {
     for_each_run(tensor, 0, tensor.byte_offset(), [&](uint64_t offset, uint64_t bytes) {
       storage_of(tensor)->read(offset, to, bytes);

@@ -1,7 +1,6 @@
 #include "gyre/trace.h"
 
 #include <algorithm>
-#include <array>
 #include <iomanip>
 #include <locale>
 #include <map>

@@ -53,7 +53,7 @@ PagedCall KvBatch::State::call_of(const AttendInputs& in, const AttendOptions& w
   return call;
 }
 
-PagedCall KvBatch::State::over(PagedCall call, const KvPool::State::Store& store,
+PagedCall KvBatch::State::over(PagedCall call, const KvPoolState::Store& store,
                                abi::KvSegment segment) const {
   call.keys.pages = store.pages;
   call.keys.segment = segment;
@@ -65,7 +65,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
                             const AttendOptions& with) {
   const void* const list = list_of(kOp, encoder);
   const uint64_t owner = owner_of(pool->resolved, index);
-  const KvPool::State::Layer& l = pool->layers[owner];
+  const KvPoolState::Layer& l = pool->layers[owner];
   const KvLayer& layer = pool->resolved[owner];
   require(layer.window == 0 || with.mask.window <= layer.window, kOp, ": layer ", index,
           " keeps a window of ", layer.window, " keys, asked for ", with.mask.window);
@@ -86,7 +86,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
   AttendScratch reserved = scratch;
-  const auto attend = [&](const KvPool::State::Store& store, abi::KvSegment segment,
+  const auto attend = [&](const KvPoolState::Store& store, abi::KvSegment segment,
                           const AttentionMergeInputs& to) {
     const PagedCall part = over(call, store, segment);
     check_written(given, {&part.keys.pages.bytes, &part.page_table, &part.kv_lengths,
@@ -125,7 +125,7 @@ void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& input
   const std::vector<KvLayer>& layers = s.pool->resolved;
   s.log->check_attend(kOp, layer < layers.size() ? owner_of(layers, layer) : layer);
   s.check_rows(kOp, "q", inputs.q);
-  require(!with.mask.tree_mask.defined(), kOp, ": a tree_mask is not taken over pages");
+  require(!with.mask.tree_mask.defined(), kOp, ": a tree_mask is not supported over pages");
   s.attend(encoder, layer, inputs, with);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_batch.attend");

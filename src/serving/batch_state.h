@@ -16,7 +16,7 @@ struct PagedCall;  // ops/paged_attention.h
 
 class KvBatch::State {
  public:
-  State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted);
+  State(std::shared_ptr<KvPoolState> owner, const KvBatchOptions& wanted);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State();
@@ -38,9 +38,9 @@ class KvBatch::State {
     require_own_kv(op, pool->resolved, index);
     list_of(op, encoder);
     check_rows(op, "k", k);
-    const KvPool::State::Layer& l = pool->layers[index];
+    const KvPoolState::Layer& l = pool->layers[index];
     RecordingGroup recorded(encoder);
-    const auto to = [&](const KvPool::State::Store& store, bool first) {
+    const auto to = [&](const KvPoolState::Store& store, bool first) {
       write(KvSlots{store.pages, tables.group(store.group).slots.slice(0, 0, k.shape(0)),
                     l.calibration.k, l.calibration.v},
             first);
@@ -54,7 +54,7 @@ class KvBatch::State {
   }
   void attend(Encoder& encoder, uint64_t index, const AttendInputs& in, const AttendOptions& with);
 
-  std::shared_ptr<KvPool::State> pool;
+  std::shared_ptr<KvPoolState> pool;
   KvBatchOptions options;
   std::shared_ptr<StepLog> log;
   StepPages pages;
@@ -70,7 +70,7 @@ class KvBatch::State {
   void note_begin(Encoder& encoder);
   void take_back();  // what the step has changed on the host
   PagedCall call_of(const AttendInputs& in, const AttendOptions& with, const KvLayer& layer) const;
-  PagedCall over(PagedCall call, const KvPool::State::Store& store, abi::KvSegment segment) const;
+  PagedCall over(PagedCall call, const KvPoolState::Store& store, abi::KvSegment segment) const;
 };
 
 }  // namespace gyre

@@ -12,7 +12,7 @@ using Members = std::span<const StepPages::Member>;
 
 constexpr int32_t kUnknown = std::numeric_limits<int32_t>::min();  // no value that is ever sent
 constexpr int32_t kNoSlot = -1;
-constexpr uint64_t kMostWords = uint64_t{1} << 31;
+constexpr uint64_t kMaxWords = uint64_t{1} << 31;
 
 }  // namespace
 
@@ -43,13 +43,13 @@ class BatchTables::Writer {
 
 BatchTables::Area BatchTables::reserve(uint64_t count) {
   const Area area{words_.size(), count};
-  require(count < kMostWords && area.at < kMostWords - count, "kv_batch: the tables of a step ",
+  require(count < kMaxWords && area.at < kMaxWords - count, "kv_batch: the tables of a step ",
           "need more than 2^31 words; lower max_sequences, max_tokens or max_kv_length");
   words_.resize(area.at + count);
   return area;
 }
 
-BatchTables::BatchTables(const KvPool::State& pool, const BatchBounds& bounds)
+BatchTables::BatchTables(const KvPoolState& pool, const BatchBounds& bounds)
     : page_tokens_(pool.options.page_tokens), bounds_(bounds), areas_(pool.groups.size()) {
   cu_seqlens_q_area_ = reserve(bounds.sequences + 1);
   kv_lengths_area_ = reserve(bounds.sequences);
@@ -60,7 +60,7 @@ BatchTables::BatchTables(const KvPool::State& pool, const BatchBounds& bounds)
     areas.width = std::max<uint64_t>(1, pool.groups[i].end_page(bounds.length));
     areas.table = reserve(bounds.sequences * areas.width);
     areas.slots = reserve(bounds.tokens);
-    areas.tail_begin = reserve(keys_[i].near && keys_[i].window != 0 ? bounds.sequences : 0);
+    areas.tail_begin = reserve(keys_[i].f16 && keys_[i].window != 0 ? bounds.sequences : 0);
     areas.from = reserve(bounds.sequences);
     areas.to = reserve(bounds.sequences);
     areas.rows.resize(bounds.sequences);
@@ -123,9 +123,9 @@ void BatchTables::put_prompts(Members members) {
   if (differs) prompt_runs_.push_back({0, prompt_words_.size()});
 }
 
-void BatchTables::put_row(GroupAreas& areas, size_t row, const KvSequence::State& sequence,
+void BatchTables::put_row(GroupAreas& areas, size_t row, const KvSequenceState& sequence,
                           size_t group) {
-  const KvSequence::State::Pages& pages = sequence.groups[group];
+  const KvSequenceState::Pages& pages = sequence.groups[group];
   Row& has = areas.rows[row];
   uint64_t from = 0;
   if (has.sequence == sequence.number) {
@@ -148,7 +148,7 @@ void BatchTables::put_group(size_t index, Members members) {
   uint64_t token = 0;
   for (uint64_t row = 0; row < members.size(); ++row) {
     const StepPages::Member& member = members[row];
-    const KvSequence::State& sequence = *member.sequence;
+    const KvSequenceState& sequence = *member.sequence;
     put_row(areas, row, sequence, index);
     if (areas.tail_begin.size != 0) tail_begin.put(row, sequence.oldest(index));
     const uint64_t writes =

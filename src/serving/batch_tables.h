@@ -30,7 +30,7 @@ class BatchTables {
     Tensor copy_from, copy_to;  // i32 [sequences]
   };
 
-  BatchTables(const KvPool::State& pool, const BatchBounds& bounds);
+  BatchTables(const KvPoolState& pool, const BatchBounds& bounds);
 
   const Tensor& cu_seqlens_q() const { return cu_seqlens_q_; }  // i32 [sequences + 1]
   const Tensor& kv_lengths() const { return kv_lengths_; }      // i32 [sequences]
@@ -66,7 +66,7 @@ class BatchTables {
   void put_sequences(std::span<const StepPages::Member> members);
   void put_prompts(std::span<const StepPages::Member> members);
   void put_group(size_t index, std::span<const StepPages::Member> members);
-  void put_row(GroupAreas& areas, size_t row, const KvSequence::State& sequence, size_t group);
+  void put_row(GroupAreas& areas, size_t row, const KvSequenceState& sequence, size_t group);
   void put_copies(std::span<const PageCopy> copies);
 
   uint64_t page_tokens_;

@@ -1,7 +1,6 @@
 #include "gyre/kv_batch.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "runtime/device_impl.h"
@@ -17,12 +16,12 @@ constexpr StepLog::Rules kRules{"kv_batch", "begin_step()",
                                 "replay a recording of them and end_step(), or rollback() the step",
                                 false};
 
-KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
+KvBatchOptions checked(const KvPoolState& pool, KvBatchOptions options) {
   const uint64_t all = pool.options.pages * pool.options.page_tokens;
-  constexpr uint64_t kMostSequences = 1 << 16, kMostTokens = 1 << 24;
-  require(options.max_sequences != 0 && options.max_sequences <= kMostSequences,
+  constexpr uint64_t kMaxSequences = 1 << 16, kMaxTokens = 1 << 24;
+  require(options.max_sequences != 0 && options.max_sequences <= kMaxSequences,
           "kv_batch: max_sequences must be from 1 to 2^16, got ", options.max_sequences);
-  require(options.max_tokens != 0 && options.max_tokens <= kMostTokens,
+  require(options.max_tokens != 0 && options.max_tokens <= kMaxTokens,
           "kv_batch: max_tokens must be from 1 to 2^24, got ", options.max_tokens);
   if (options.max_query_length == 0) options.max_query_length = options.max_tokens;
   require(options.max_query_length <= options.max_tokens,
@@ -35,7 +34,7 @@ KvBatchOptions checked(const KvPool::State& pool, KvBatchOptions options) {
 }
 
 // Pages of a window fall off between steps: a step loses no key.
-std::vector<uint64_t> ring_slots(const KvPool::State& pool) {
+std::vector<uint64_t> ring_slots(const KvPoolState& pool) {
   std::vector<uint64_t> slots;
   for (const KvLayer& layer : pool.resolved)
     slots.push_back(shares_kv(layer) ? StepLog::kSharesKv : 0);
@@ -44,7 +43,7 @@ std::vector<uint64_t> ring_slots(const KvPool::State& pool) {
 
 }  // namespace
 
-KvBatch::State::State(std::shared_ptr<KvPool::State> owner, const KvBatchOptions& wanted)
+KvBatch::State::State(std::shared_ptr<KvPoolState> owner, const KvBatchOptions& wanted)
     : pool(std::move(owner)),
       options(checked(*pool, wanted)),
       log(std::make_shared<StepLog>(kRules, pool->steps, ring_slots(*pool))),
@@ -73,7 +72,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
   const uint64_t mark = ++pool->marks;
   uint64_t sum = 0;
   for (const KvStep& wanted : steps) {
-    KvSequence::State& sequence = wanted.sequence.state(kBegin);
+    KvSequenceState& sequence = wanted.sequence.state(kBegin);
     require(sequence.pool == pool, kBegin, ": a sequence belongs to another pool");
     require(wanted.tokens != 0 && wanted.tokens <= options.max_query_length, kBegin,
             ": from 1 to max_query_length ", options.max_query_length,
@@ -144,7 +143,7 @@ void KvBatch::State::record_copies(Encoder& encoder) const {
     if (count == 0) continue;
     const BatchTables::Group& group = tables.group(i);
     const Tensor from = group.copy_from.slice(0, 0, count), to = group.copy_to.slice(0, 0, count);
-    pool->for_stores(i, [&](const KvPool::State::Store& store, uint64_t) {
+    pool->for_stores(i, [&](const KvPoolState::Store& store, uint64_t) {
       kv_page_copy(encoder, {store.pages, from, to});
     });
   }
@@ -170,7 +169,7 @@ void KvBatch::State::note(const Encoder& encoder, const char* op, const CommandN
 }
 
 void KvBatch::State::finish() {
-  pages.keep();
+  pages.commit();
   for (const StepPages::Member& member : members) member.sequence->step = nullptr;
   members.clear();
 }
@@ -189,7 +188,8 @@ void KvBatch::State::cancel() {
 }
 
 void KvBatch::State::check_rows(const char* op, const char* what, const Tensor& rows) const {
-  require(rows.defined() && rows.rank() == 3, op, ": ", what, " must have rank 3");
+  require(rows.defined(), op, ": ", what, " is undefined");
+  require(rows.rank() == 3, op, ": ", what, " must have rank 3, got ", rows.shape());
   // A recording is for steps of any number of tokens.
   const uint64_t fewest = log->recording() ? 1 : tokens;
   require(rows.shape(0) >= fewest && rows.shape(0) <= options.max_tokens, op, ": ", what,
@@ -244,7 +244,7 @@ void KvBatch::end_step(KvStepEnd how) {
   const StepsUse use(*s.pool->steps, kOp);
   if (how == KvStepEnd::captured) {
     require(s.log->open() && !s.log->complete(), kOp,
-            ": no step lacks a layer, begin_step() comes first");
+            ": no step waits for a captured graph; begin_step() comes first");
     s.log->mark_captured(kOp);
   }
   s.log->end(kOp);

@@ -12,7 +12,7 @@ namespace {
 // How deep a path of the index can be resumed, page by page from the root.
 class Resumable {
  public:
-  explicit Resumable(const KvPool::State& pool) : pool_(pool), missing_(pool.groups.size(), 0) {}
+  explicit Resumable(const KvPoolState& pool) : pool_(pool), missing_(pool.groups.size(), 0) {}
 
   // The path goes on to `node`.
   void add(uint32_t node) {
@@ -30,20 +30,20 @@ class Resumable {
   uint64_t deepest() const { return deepest_; }  // pages
 
  private:
-  const KvPool::State& pool_;
+  const KvPoolState& pool_;
   std::vector<uint64_t> missing_;  // pages up to here are not all there
   uint64_t depth_ = 0, deepest_ = 0;
 };
 
 // Whether the index can have the sequence's page of a group: not one where a tail begins inside.
-bool can_publish(const KvSequence::State& from, size_t group, uint64_t page) {
+bool can_publish(const KvSequenceState& from, size_t group, uint64_t page) {
   return from.groups[group].has(page) &&
          from.oldest(group) <= page * from.pool->options.page_tokens;
 }
 
 // How many of the first `count` pages the index gets: up to the last of which it has something. A
 // node without a page, and with none behind it, is of no use, and no eviction would take it.
-uint64_t pages_to_publish(const KvSequence::State& from, uint64_t count) {
+uint64_t pages_to_publish(const KvSequenceState& from, uint64_t count) {
   const auto has_any = [&](uint64_t page) {
     for (size_t i = 0; i < from.groups.size(); ++i)
       if (can_publish(from, i, page)) return true;
@@ -55,7 +55,7 @@ uint64_t pages_to_publish(const KvSequence::State& from, uint64_t count) {
 
 // Whether a page of sink tokens may be under `node` and under another node with the parent
 // `parent`: the tokens that the page keeps are the same.
-bool same_sinks(const KvPool::State& pool, uint32_t node, uint32_t parent,
+bool same_sinks(const KvPoolState& pool, uint32_t node, uint32_t parent,
                 std::span<const int32_t> kept) {
   return !kept.empty() && pool.index.parent(node) == parent &&
          std::ranges::equal(pool.index.tokens(node).first(kept.size()), kept);
@@ -64,12 +64,12 @@ bool same_sinks(const KvPool::State& pool, uint32_t node, uint32_t parent,
 }  // namespace
 
 KvPool::KvPool(Device device, const KvPoolOptions& options) try
-    : state_(std::make_shared<State>(std::move(device), options)) {
+    : state_(std::make_shared<KvPoolState>(std::move(device), options)) {
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool");
 }
 
-KvPool::State& KvPool::state() const {
+KvPoolState& KvPool::state() const {
   require(state_ != nullptr, "kv_pool: used after it was moved from");
   return *state_;
 }
@@ -78,7 +78,7 @@ const KvPoolOptions& KvPool::options() const { return state().options; }
 const std::vector<KvLayer>& KvPool::layers() const { return state().resolved; }
 
 KvPoolInfo KvPool::describe() const try {
-  const State& s = state();
+  const KvPoolState& s = state();
   const StepsUse use(*s.steps, "kv_pool.describe");
   KvPoolInfo info;
   info.sequences = s.sequences;
@@ -96,7 +96,8 @@ KvPoolInfo KvPool::describe() const try {
     row.used = row.pages - row.free - row.cached;
     for (uint64_t page = 0; page < row.pages; ++page)
       row.shared += group.holders(static_cast<PageId>(page)) > 1 ? 1 : 0;
-    s.for_stores(i, [&](const State::Store&, uint64_t layer) { row.layers.push_back(layer); });
+    s.for_stores(i,
+                 [&](const KvPoolState::Store&, uint64_t layer) { row.layers.push_back(layer); });
     info.bytes += row.pages * row.page_bytes;
     info.used_bytes += row.used * row.page_bytes;
     info.groups.push_back(std::move(row));
@@ -108,16 +109,16 @@ KvPoolInfo KvPool::describe() const try {
 
 KvSequence KvPool::sequence() const try {
   const StepsUse use(*state().steps, "kv_pool.sequence");
-  return KvSequence(std::make_shared<KvSequence::State>(state_));
+  return KvSequence(std::make_shared<KvSequenceState>(state_));
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_pool.sequence");
 }
 
 void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens) const try {
   constexpr const char* kOp = "kv_pool.publish";
-  State& s = state();
+  KvPoolState& s = state();
   const StepsUse use(*s.steps, kOp);
-  const KvSequence::State& from = sequence.state(kOp);
+  const KvSequenceState& from = sequence.state(kOp);
   require(from.pool.get() == &s, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
   from.require_submitted(kOp);
@@ -174,7 +175,7 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
 }
 
 KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
-  State& s = state();
+  KvPoolState& s = state();
   const StepsUse use(*s.steps, "kv_pool.match");
   const uint64_t page_tokens = s.options.page_tokens;
   std::vector<uint32_t> path;
@@ -187,10 +188,10 @@ KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
     resumable.add(node);
   }
   KvSequence made = sequence();
-  KvSequence::State& to = *made.state_;
+  KvSequenceState& to = *made.state_;
   const uint64_t length = resumable.deepest() * page_tokens;
   for (size_t i = 0; i < s.groups.size(); ++i) {
-    KvSequence::State::Pages& pages = to.groups[i];
+    KvSequenceState::Pages& pages = to.groups[i];
     pages.first = s.groups[i].first_page(length);
     for (uint64_t page = pages.first; page < s.groups[i].end_page(length); ++page) {
       pages.ids.push_back(s.index.page(path[page], i));
@@ -204,7 +205,7 @@ KvSequence KvPool::match(std::span<const int32_t> tokens) const try {
 }
 
 void KvPool::forget() const {
-  State& s = state();
+  KvPoolState& s = state();
   const StepsUse use(*s.steps, "kv_pool.forget");
   while (s.index.size() != 0) s.erase_prefix(s.index.first_root());
 }

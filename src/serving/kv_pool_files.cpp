@@ -8,9 +8,9 @@
 namespace gyre {
 namespace {
 
-using Pages = KvSequence::State::Pages;
+using Pages = KvSequenceState::Pages;
 
-PageRecord record_of(const KvSequence::State& sequence, uint64_t page) {
+PageRecord record_of(const KvSequenceState& sequence, uint64_t page) {
   const uint64_t page_tokens = sequence.pool->options.page_tokens;
   PageRecord record{page, std::min(page_tokens, sequence.length - page * page_tokens), {}, {}};
   const uint64_t end = page * page_tokens + record.tokens;
@@ -21,7 +21,7 @@ PageRecord record_of(const KvSequence::State& sequence, uint64_t page) {
   return record;
 }
 
-uint64_t pages_of(const KvSequence::State& sequence) {
+uint64_t pages_of(const KvSequenceState& sequence) {
   const uint64_t page_tokens = sequence.pool->options.page_tokens;
   return (sequence.length + page_tokens - 1) / page_tokens;
 }
@@ -29,12 +29,12 @@ uint64_t pages_of(const KvSequence::State& sequence) {
 // How many pages of each group records need, against what there is.
 class Needed {
  public:
-  explicit Needed(const KvPool::State& pool) : pool_(pool), count_(pool.groups.size()) {}
+  explicit Needed(const KvPoolState& pool) : pool_(pool), count_(pool.groups.size()) {}
   void add(const PageRecord& record) {
     for (size_t i = 0; i < count_.size(); ++i) count_[i] += record.ids[i] != kNoPage ? 1 : 0;
   }
   // `to`: the sequence that goes on with the pages.
-  void check(const std::string& where, bool evict, const KvSequence::State* to = nullptr) const {
+  void check(const std::string& where, bool evict, const KvSequenceState* to = nullptr) const {
     for (size_t i = 0; i < count_.size(); ++i) {
       const uint64_t has = evict ? pool_.available(i) : pool_.groups[i].free();
       if (count_[i] <= has) continue;
@@ -42,17 +42,18 @@ class Needed {
       require(needed <= pool_.groups[i].pages(), where, ": can never fit: it needs ", needed,
               " pages of ", pool_.group_name(i), ", and the pool has ", pool_.groups[i].pages());
       fail(ErrorCode::out_of_memory, where, ": ", count_[i] - has,
-           " pages are missing: ", count_[i], " of ", pool_.group_name(i), " are needed, where ",
-           has, " of ", pool_.groups[i].pages(), " can be had");
+           " pages are missing: ", count_[i], " of group \"", pool_.group_name(i),
+           "\" are needed, where ", has, " of ", pool_.groups[i].pages(),
+           evict ? " are free or cached" : " are free");
     }
   }
 
  private:
-  const KvPool::State& pool_;
+  const KvPoolState& pool_;
   std::vector<uint64_t> count_;
 };
 
-void check_next(const std::string& where, const KvSequence::State& sequence,
+void check_next(const std::string& where, const KvSequenceState& sequence,
                 const PageRecord& record) {
   const uint64_t page_tokens = sequence.pool->options.page_tokens;
   if (sequence.length != record.page * page_tokens) {
@@ -62,8 +63,8 @@ void check_next(const std::string& where, const KvSequence::State& sequence,
 }
 
 // The sequence goes on with the record's page, which was checked and for which there is room.
-void add_page(KvSequence::State& sequence, PageRecord record, std::span<const std::byte> bytes) {
-  KvPool::State& pool = *sequence.pool;
+void add_page(KvSequenceState& sequence, PageRecord record, std::span<const std::byte> bytes) {
+  KvPoolState& pool = *sequence.pool;
   for (Pages& pages : sequence.groups) pages.ids.reserve(pages.ids.size() + 1);
   std::vector<PageId> taken(record.ids.size(), kNoPage);
   for (size_t i = 0; i < taken.size(); ++i)
@@ -87,7 +88,7 @@ void add_page(KvSequence::State& sequence, PageRecord record, std::span<const st
       for (; !pages.ids.empty(); pages.ids.pop_back()) pool.groups[i].release(pages.ids.back());
       pages.first = sequence.length / pool.options.page_tokens;
       // A tail begins anew; a window of one key has none of a page that it goes on in.
-      if (record.tokens != pool.options.page_tokens && pool.groups[i].keys().near)
+      if (record.tokens != pool.options.page_tokens && pool.groups[i].keys().f16)
         pages.begin = sequence.length;
       pages.changed(0);
     }
@@ -97,7 +98,7 @@ void add_page(KvSequence::State& sequence, PageRecord record, std::span<const st
 // Writes blocks one after the other; the header comes last.
 class PoolFileWriter {
  public:
-  PoolFileWriter(const char* op, const std::string& path, const KvPool::State& pool,
+  PoolFileWriter(const char* op, const std::string& path, const KvPoolState& pool,
                  PoolFileKind kind, uint64_t rows)
       : pool_(pool), file_(op, path), at_(pool_file_header_bytes(rows)) {
     made_.kind = kind;
@@ -117,7 +118,7 @@ class PoolFileWriter {
   }
 
  private:
-  const KvPool::State& pool_;
+  const KvPoolState& pool_;
   NewFile file_;
   PoolFile made_;
   uint64_t at_;
@@ -129,7 +130,7 @@ std::vector<std::byte> KvPool::export_page(const KvSequence& sequence, uint64_t 
   constexpr const char* kOp = "kv_pool.export_page";
   state().require_same_process(kOp);
   const StepsUse use(*state().steps, kOp);
-  const KvSequence::State& from = sequence.state(kOp);
+  const KvSequenceState& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
   from.require_submitted(kOp);
@@ -144,7 +145,7 @@ void KvPool::import_page(KvSequence& sequence, std::span<const std::byte> bytes)
   const std::string op = "kv_pool.import_page";
   state().require_same_process(op.c_str());
   const StepsUse use(*state().steps, op.c_str());
-  KvSequence::State& to = sequence.state(op.c_str());
+  KvSequenceState& to = sequence.state(op.c_str());
   require(to.pool == state_, op, ": the sequence belongs to another pool");
   to.require_no_step(op.c_str());
   state().steps->require_submitted(op.c_str());
@@ -162,7 +163,7 @@ void KvPool::save(const KvSequence& sequence, const std::string& path) const try
   constexpr const char* kOp = "kv_pool.save";
   state().require_same_process(kOp);
   const StepsUse use(*state().steps, kOp);
-  const KvSequence::State& from = sequence.state(kOp);
+  const KvSequenceState& from = sequence.state(kOp);
   require(from.pool == state_, kOp, ": the sequence belongs to another pool");
   from.require_no_step(kOp);
   from.require_submitted(kOp);
@@ -220,11 +221,11 @@ KvSequence KvPool::load(const std::string& path) const try {
 }
 
 void KvPool::save_prefixes(const std::string& path) const try {
-  const State& s = state();
+  const KvPoolState& s = state();
   s.require_same_process("kv_pool.save_prefixes");
   const StepsUse use(*s.steps, "kv_pool.save_prefixes");
   PoolFileWriter file("kv_pool.save_prefixes", path, s, PoolFileKind::prefixes, s.index.size());
-  std::vector<uint64_t> rows(s.index.most_nodes(), kNoRow), depth(s.index.most_nodes());
+  std::vector<uint64_t> rows(s.index.max_nodes(), kNoRow), depth(s.index.max_nodes());
   uint64_t row = 0;
   s.index.for_each([&](uint32_t node) {
     const uint32_t parent = s.index.parent(node);
@@ -244,7 +245,7 @@ void KvPool::save_prefixes(const std::string& path) const try {
 
 // Rows in order: a parent is there before its children. What is known already stays as it is.
 uint64_t KvPool::load_prefixes(const std::string& path) const try {
-  State& s = state();
+  KvPoolState& s = state();
   s.require_same_process("kv_pool.load_prefixes");
   const StepsUse use(*s.steps, "kv_pool.load_prefixes");
   s.steps->require_submitted("kv_pool.load_prefixes");
@@ -286,8 +287,8 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
   out_of_memory("kv_pool.load_prefixes");
 }
 
-uint32_t KvPool::State::load_prefix(const Source& source, const PoolFile& file, uint64_t row,
-                                    std::span<const uint32_t> nodes, std::vector<uint32_t>& added) {
+uint32_t KvPoolState::load_prefix(const Source& source, const PoolFile& file, uint64_t row,
+                                  std::span<const uint32_t> nodes, std::vector<uint32_t>& added) {
   const std::vector<std::byte> bytes = read_record(source, *this, file, row);
   PageRecord record = read_page_record(row_where(source, row), *this, bytes);
   const std::vector<int32_t> tokens = read_tokens(source, *this, file, row);

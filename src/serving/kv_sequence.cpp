@@ -6,22 +6,22 @@
 
 namespace gyre {
 
-KvSequence::State::State(std::shared_ptr<KvPool::State> owner)
+KvSequenceState::KvSequenceState(std::shared_ptr<KvPoolState> owner)
     : pool(std::move(owner)), number(pool->next_sequence++), groups(pool->groups.size()) {
   ++pool->sequences;
 }
 
-KvSequence::State::~State() {
+KvSequenceState::~KvSequenceState() {
   const StepsUse use(*pool->steps);
   shorten(0);
   --pool->sequences;
 }
 
-void KvSequence::State::require_no_step(const char* op) const {
+void KvSequenceState::require_no_step(const char* op) const {
   if (step != nullptr) step->require_complete(op);
 }
 
-void KvSequence::State::require_written(const char* op) const {
+void KvSequenceState::require_written(const char* op) const {
   if (unwritten.is_dropped(*pool->steps, length)) {
     const uint64_t to = unwritten.start;
     const bool can_roll_back = can_shorten(to);
@@ -34,17 +34,17 @@ void KvSequence::State::require_written(const char* op) const {
   unwritten.require_written(op, *pool->steps, length);
 }
 
-bool KvSequence::State::can_shorten(uint64_t to) const {
+bool KvSequenceState::can_shorten(uint64_t to) const {
   for (size_t i = 0; i < groups.size(); ++i)
     if (pool->lost_key(i, groups[i].first, to)) return false;
   return true;
 }
 
-void KvSequence::State::check_shorter(const char* op, uint64_t to) const {
+void KvSequenceState::check_shorter(const char* op, uint64_t to) const {
   for (size_t i = 0; i < groups.size(); ++i) pool->check_window(op, i, groups[i].first, to);
 }
 
-void KvSequence::State::shorten(uint64_t to) {
+void KvSequenceState::shorten(uint64_t to) {
   const uint64_t page_tokens = pool->options.page_tokens;
   for (size_t i = 0; i < groups.size(); ++i) {
     PageGroup& group = pool->groups[i];
@@ -54,10 +54,9 @@ void KvSequence::State::shorten(uint64_t to) {
     for (; pages.end() > end; pages.ids.pop_back()) group.release(pages.ids.back());
     if (pages.ids.empty() && group.writes(to))
       pages.first = std::min(pages.first, to / page_tokens);
-    if (pages.first * page_tokens > to) pages.first = to / page_tokens;
     pages.begin = std::min(pages.begin, to);
     // The page that `to` lies in may be gone already: what is written there again begins the tail.
-    if (group.keys().near && group.keys().window != 0 && pages.ids.empty()) pages.begin = to;
+    if (group.keys().f16 && group.keys().window != 0 && pages.ids.empty()) pages.begin = to;
     if (pages.end() != had) pages.changed(pages.end());
   }
   if (to < length) pool->steps->close_graphs(unwritten.step);
@@ -65,12 +64,12 @@ void KvSequence::State::shorten(uint64_t to) {
   unwritten.rollback(to);
 }
 
-KvSequence::KvSequence(std::shared_ptr<State> state) : state_(std::move(state)) {}
+KvSequence::KvSequence(std::shared_ptr<KvSequenceState> state) : state_(std::move(state)) {}
 KvSequence::KvSequence(KvSequence&&) noexcept = default;
 KvSequence& KvSequence::operator=(KvSequence&&) noexcept = default;
 KvSequence::~KvSequence() = default;
 
-KvSequence::State& KvSequence::state(const char* op) const {
+KvSequenceState& KvSequence::state(const char* op) const {
   require(state_ != nullptr, op, ": the sequence was moved from");
   return *state_;
 }
@@ -78,13 +77,13 @@ KvSequence::State& KvSequence::state(const char* op) const {
 uint64_t KvSequence::length() const { return state("kv_sequence.length").length; }
 
 KvSequence KvSequence::fork() const try {
-  const State& from = state("kv_sequence.fork");
+  const KvSequenceState& from = state("kv_sequence.fork");
   const StepsUse use(*from.pool->steps, "kv_sequence.fork");
   from.require_no_step("kv_sequence.fork");
   from.require_written("kv_sequence.fork");
-  auto made = std::make_shared<State>(from.pool);
+  auto made = std::make_shared<KvSequenceState>(from.pool);
   for (size_t i = 0; i < from.groups.size(); ++i) {
-    State::Pages& to = made->groups[i];
+    KvSequenceState::Pages& to = made->groups[i];
     to.first = from.groups[i].first;
     to.begin = from.groups[i].begin;
     to.ids.reserve(from.groups[i].ids.size());
@@ -101,7 +100,7 @@ KvSequence KvSequence::fork() const try {
 }
 
 void KvSequence::rollback(uint64_t tokens) try {
-  State& s = state("kv_sequence.rollback");
+  KvSequenceState& s = state("kv_sequence.rollback");
   const StepsUse use(*s.pool->steps, "kv_sequence.rollback");
   s.require_no_step("kv_sequence.rollback");
   require(tokens <= s.length, "kv_sequence.rollback: the sequence has ", s.length,
@@ -113,7 +112,7 @@ void KvSequence::rollback(uint64_t tokens) try {
 }
 
 void KvSequence::clear() {
-  State& s = state("kv_sequence.clear");
+  KvSequenceState& s = state("kv_sequence.clear");
   const StepsUse use(*s.pool->steps, "kv_sequence.clear");
   s.require_no_step("kv_sequence.clear");
   s.shorten(0);

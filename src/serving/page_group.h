@@ -15,9 +15,9 @@ constexpr uint32_t kNoNode = ~0u;
 
 // Which keys the layers of a group keep.
 struct GroupKeys {
-  uint64_t window = 0;  // the newest so many of a query, its own included; 0: all
-  uint64_t limit = 0;   // the first so many; 0: all
-  bool near = false;    // copies in 16 bits: a tail (window) or sink tokens (limit)
+  uint64_t window = 0;  // keys that a query sees, the newest, its own included; 0: all
+  uint64_t limit = 0;   // keys that a query sees, the first; 0: all
+  bool f16 = false;     // copies in 16 bits: a tail (window) or sink tokens (limit)
 };
 
 class PageGroup {

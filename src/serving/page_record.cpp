@@ -1,7 +1,5 @@
 #include "serving/page_record.h"
 
-#include <algorithm>
-
 #include "files/container.h"
 
 namespace gyre {
@@ -16,11 +14,11 @@ struct GroupHead {
   uint64_t begin = 0;
 };
 
-uint64_t head_bytes(const KvPool::State& pool) {
+uint64_t head_bytes(const KvPoolState& pool) {
   return kFixedBytes + pool.groups.size() * kGroupBytes;
 }
 
-uint64_t record_bytes(const KvPool::State& pool, const std::vector<PageId>& ids) {
+uint64_t record_bytes(const KvPoolState& pool, const std::vector<PageId>& ids) {
   uint64_t bytes = head_bytes(pool) + kSealBytes;
   for (size_t i = 0; i < ids.size(); ++i) bytes += ids[i] != kNoPage ? pool.page_bytes(i) : 0;
   return bytes;
@@ -28,11 +26,11 @@ uint64_t record_bytes(const KvPool::State& pool, const std::vector<PageId>& ids)
 
 // visit(view of one page of one layer, offset in the record)
 template <class Visit>
-void for_pages(const KvPool::State& pool, const std::vector<PageId>& ids, const Visit& visit) {
+void for_pages(const KvPoolState& pool, const std::vector<PageId>& ids, const Visit& visit) {
   uint64_t at = head_bytes(pool);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] == kNoPage) continue;
-    pool.for_stores(i, [&](const KvPool::State::Store& store, uint64_t) {
+    pool.for_stores(i, [&](const KvPoolState::Store& store, uint64_t) {
       visit(store.pages.bytes.slice(0, static_cast<uint64_t>(ids[i]), 1), at);
       at += store.pages.bytes.shape(1);
     });
@@ -40,7 +38,7 @@ void for_pages(const KvPool::State& pool, const std::vector<PageId>& ids, const 
 }
 
 // Whether a group can have, or must have, such a page.
-void check_group(const std::string& where, const KvPool::State& pool, size_t index,
+void check_group(const std::string& where, const KvPoolState& pool, size_t index,
                  const PageRecord& record, const GroupHead& head) {
   const PageGroup& group = pool.groups[index];
   const uint64_t page_tokens = pool.options.page_tokens;
@@ -54,20 +52,20 @@ void check_group(const std::string& where, const KvPool::State& pool, size_t ind
   // A query sees a key of a page that is not full, if it sees any but its own.
   const bool window = group.keys().window != 0;
   const bool may_miss =
-      window && (group.keys().near || group.keys().window == 1 || record.tokens == page_tokens);
+      window && (group.keys().f16 || group.keys().window == 1 || record.tokens == page_tokens);
   check_file(head.present == 1 || !kept || may_miss, where, "page ", record.page, " of ", name,
              " is missing");
-  check_file(group.keys().near && window ? head.begin <= end : head.begin == 0, where,
+  check_file(group.keys().f16 && window ? head.begin <= end : head.begin == 0, where,
              "the keys of ", name, " begin at ", head.begin, " in a page that ends at ", end);
 }
 
 }  // namespace
 
-uint64_t most_record_bytes(const KvPool::State& pool) {
+uint64_t max_record_bytes(const KvPoolState& pool) {
   return record_bytes(pool, std::vector<PageId>(pool.groups.size(), 0));
 }
 
-std::vector<std::byte> page_record(const KvPool::State& pool, const PageRecord& from) {
+std::vector<std::byte> page_record(const KvPoolState& pool, const PageRecord& from) {
   const uint64_t size = record_bytes(pool, from.ids);
   FieldWriter out(kKind);
   out.bytes().reserve(size);
@@ -81,7 +79,7 @@ std::vector<std::byte> page_record(const KvPool::State& pool, const PageRecord& 
   return out.seal();
 }
 
-PageRecord read_page_record(const std::string& where, const KvPool::State& pool,
+PageRecord read_page_record(const std::string& where, const KvPoolState& pool,
                             std::span<const std::byte> bytes) {
   check_file(bytes.size() >= head_bytes(pool) + kSealBytes, where, "a page has at least ",
              head_bytes(pool) + kSealBytes, " bytes, got ", bytes.size());
@@ -96,9 +94,9 @@ PageRecord read_page_record(const std::string& where, const KvPool::State& pool,
   check_file(geometry == pool.geometry && groups == pool.groups.size(), where,
              "the page is of a pool with other layers, heads, formats or page_tokens");
   const uint64_t page_tokens = pool.options.page_tokens;
-  constexpr uint64_t kMostTokens = uint64_t{1} << 31;
+  constexpr uint64_t kMaxTokens = uint64_t{1} << 31;
   check_file(
-      record.tokens != 0 && record.tokens <= page_tokens && record.page < kMostTokens / page_tokens,
+      record.tokens != 0 && record.tokens <= page_tokens && record.page < kMaxTokens / page_tokens,
       where, "page ", record.page, " cannot have ", record.tokens, " tokens");
   for (size_t i = 0; i < pool.groups.size(); ++i) {
     GroupHead group;
@@ -112,8 +110,7 @@ PageRecord read_page_record(const std::string& where, const KvPool::State& pool,
   return record;
 }
 
-void write_pages(const KvPool::State& pool, const PageRecord& to,
-                 std::span<const std::byte> bytes) {
+void write_pages(const KvPoolState& pool, const PageRecord& to, std::span<const std::byte> bytes) {
   for_pages(pool, to.ids, [&](const Tensor& page, uint64_t at) {
     page.write_from(
         std::span(reinterpret_cast<const uint8_t*>(bytes.data() + at), page.elements()));

@@ -23,15 +23,15 @@ struct PageRecord {
   std::vector<uint64_t> begin{};  // per group: Pages::begin
 };
 
-std::vector<std::byte> page_record(const KvPool::State& pool, const PageRecord& from);
+std::vector<std::byte> page_record(const KvPoolState& pool, const PageRecord& from);
 // The largest a record of this pool can be.
-uint64_t most_record_bytes(const KvPool::State& pool);
+uint64_t max_record_bytes(const KvPoolState& pool);
 
 // Checks a record. In the result, ids are 0 where the record has the page of a group. `where` opens
 // messages.
-PageRecord read_page_record(const std::string& where, const KvPool::State& pool,
+PageRecord read_page_record(const std::string& where, const KvPoolState& pool,
                             std::span<const std::byte> bytes);
 // Writes what read_page_record() has checked to the pages `to.ids`.
-void write_pages(const KvPool::State& pool, const PageRecord& to, std::span<const std::byte> bytes);
+void write_pages(const KvPoolState& pool, const PageRecord& to, std::span<const std::byte> bytes);
 
 }  // namespace gyre

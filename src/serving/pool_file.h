@@ -30,16 +30,16 @@ struct PoolFile {
 constexpr uint64_t kNoRow = ~uint64_t{0};
 
 // The header as bytes, and the bytes of a header with `rows` rows.
-std::vector<std::byte> pool_file_header(const KvPool::State& pool, const PoolFile& file,
+std::vector<std::byte> pool_file_header(const KvPoolState& pool, const PoolFile& file,
                                         uint64_t file_bytes);
 uint64_t pool_file_header_bytes(uint64_t rows);
-uint64_t pool_file_tokens_bytes(const KvPool::State& pool, PoolFileKind kind);  // of a block
+uint64_t pool_file_tokens_bytes(const KvPoolState& pool, PoolFileKind kind);  // of a block
 
 // The header, checked in itself, against the source's size and the pool.
-PoolFile read_pool_file(const Source& source, const KvPool::State& pool, PoolFileKind kind);
-std::vector<std::byte> read_record(const Source& source, const KvPool::State& pool,
+PoolFile read_pool_file(const Source& source, const KvPoolState& pool, PoolFileKind kind);
+std::vector<std::byte> read_record(const Source& source, const KvPoolState& pool,
                                    const PoolFile& file, uint64_t row);
-std::vector<int32_t> read_tokens(const Source& source, const KvPool::State& pool,
+std::vector<int32_t> read_tokens(const Source& source, const KvPoolState& pool,
                                  const PoolFile& file, uint64_t row);
 std::string row_where(const Source& source, uint64_t row);
 

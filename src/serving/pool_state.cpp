@@ -25,9 +25,9 @@ KvPageShape page_shape(const KvLayer& layer, uint64_t page_tokens) {
 }
 
 void check_layer(const KvLayer& layer, uint64_t index, uint64_t page_tokens) {
-  constexpr uint64_t kMostKeys = std::numeric_limits<int32_t>::max();
+  constexpr uint64_t kMaxKeys = std::numeric_limits<int32_t>::max();
   check_page_shape("kv_pool", page_shape(layer, page_tokens));
-  require(layer.window <= kMostKeys && layer.tail <= kMostKeys && layer.sink_tokens <= kMostKeys,
+  require(layer.window <= kMaxKeys && layer.tail <= kMaxKeys && layer.sink_tokens <= kMaxKeys,
           "kv_pool: window, tail and sink_tokens of layer ", index, " must be below 2^31, got ",
           layer.window, ", ", layer.tail, " and ", layer.sink_tokens);
 }
@@ -35,13 +35,13 @@ void check_layer(const KvLayer& layer, uint64_t index, uint64_t page_tokens) {
 }  // namespace
 
 std::vector<KvLayer> checked_pool_layers(const KvPoolOptions& options) {
-  constexpr uint64_t kMostSlots = std::numeric_limits<int32_t>::max();
+  constexpr uint64_t kMaxSlots = std::numeric_limits<int32_t>::max();
   std::vector<KvLayer> layers = resolve_layers("kv_pool", options);
   for (uint64_t i = 0; i < layers.size(); ++i) check_layer(layers[i], i, options.page_tokens);
   check_layer_calibrations("kv_pool", layers, options.calibration);
-  require(options.pages != 0 && options.pages <= kMostSlots / options.page_tokens,
-          "kv_pool: from 1 to ", kMostSlots / options.page_tokens, " pages of ",
-          options.page_tokens, " tokens, got ", options.pages);
+  require(options.pages != 0 && options.pages <= kMaxSlots / options.page_tokens,
+          "kv_pool: from 1 to ", kMaxSlots / options.page_tokens, " pages of ", options.page_tokens,
+          " tokens, got ", options.pages);
   require(options.sequences != 0 && options.sequences <= 1 << 20,
           "kv_pool: sequences must be from 1 to 2^20, got ", options.sequences);
   require(options.step_tokens != 0 && options.step_tokens <= 1 << 24,
@@ -80,7 +80,7 @@ uint64_t pool_geometry(std::span<const KvLayer> layers, uint64_t page_tokens,
   return checksum_of(std::as_bytes(std::span(numbers)));
 }
 
-KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
+KvPoolState::KvPoolState(Device device_handle, const KvPoolOptions& wanted)
     : device(std::move(device_handle)),
       options(wanted),
       resolved(checked_pool_layers(options)),
@@ -97,21 +97,21 @@ KvPool::State::State(Device device_handle, const KvPoolOptions& wanted)
   for (const KvLayer& layer : resolved) {
     Layer made;
     if (!options.calibration.empty()) made.calibration = options.calibration[layers.size()];
-    KvLayer near = layer;
-    near.k = near.v = KvFormat::f16;
+    KvLayer f16 = layer;
+    f16.k = f16.v = KvFormat::f16;
     if (!shares_kv(layer)) made.body = store({layer.window, 0, false}, layer);
-    if (made.body && layer.tail != 0) made.tail = store({layer.tail, 0, true}, near);
+    if (made.body && layer.tail != 0) made.tail = store({layer.tail, 0, true}, f16);
     if (made.body && layer.sink_tokens != 0)
-      made.sink_tokens = store({0, layer.sink_tokens, true}, near);
+      made.sink_tokens = store({0, layer.sink_tokens, true}, f16);
     layers.push_back(std::move(made));
   }
   index = PrefixIndex(options.page_tokens, groups.size(), geometry);
 }
 
-size_t KvPool::State::add_group(const GroupKeys& keys) {
+size_t KvPoolState::add_group(const GroupKeys& keys) {
   for (size_t i = 0; i < groups.size(); ++i) {
     const GroupKeys& has = groups[i].keys();
-    if (has.window == keys.window && has.limit == keys.limit && has.near == keys.near) return i;
+    if (has.window == keys.window && has.limit == keys.limit && has.f16 == keys.f16) return i;
   }
   uint64_t pages = options.pages;
   const auto pages_of = [&](uint64_t tokens) {
@@ -127,53 +127,53 @@ size_t KvPool::State::add_group(const GroupKeys& keys) {
   return groups.size() - 1;
 }
 
-std::string KvPool::State::group_name(size_t group) const {
+std::string KvPoolState::group_name(size_t group) const {
   const GroupKeys& keys = groups[group].keys();
   if (keys.limit != 0) return join("sink tokens ", keys.limit);
   if (keys.window == 0) return "all keys";
-  return join(keys.near ? "tail " : "window ", keys.window);
+  return join(keys.f16 ? "tail " : "window ", keys.window);
 }
 
-void KvPool::State::require_same_process(const char* op) const {
+void KvPoolState::require_same_process(const char* op) const {
   impl_of(device)->require_same_process(op);
 }
 
-uint64_t KvPool::State::page_bytes(size_t group) const {
+uint64_t KvPoolState::page_bytes(size_t group) const {
   uint64_t bytes = 0;
   for_stores(group, [&](const Store& store, uint64_t) { bytes += store.pages.bytes.shape(1); });
   return bytes;
 }
 
 // The oldest key that a query at `length` sees, if the pages of a window begin behind it.
-std::optional<uint64_t> KvPool::State::lost_key(size_t group, uint64_t first_page,
-                                                uint64_t length) const {
+std::optional<uint64_t> KvPoolState::lost_key(size_t group, uint64_t first_page,
+                                              uint64_t length) const {
   const GroupKeys& keys = groups[group].keys();
-  if (keys.near || keys.window == 0) return std::nullopt;
+  if (keys.f16 || keys.window == 0) return std::nullopt;
   const uint64_t oldest_seen = length + 1 > keys.window ? length + 1 - keys.window : 0;
   if (oldest_seen >= length || first_page * options.page_tokens <= oldest_seen) return std::nullopt;
   return oldest_seen;
 }
 
-void KvPool::State::check_window(const char* op, size_t group, uint64_t first_page,
-                                 uint64_t length) const {
+void KvPoolState::check_window(const char* op, size_t group, uint64_t first_page,
+                               uint64_t length) const {
   const std::optional<uint64_t> lost = lost_key(group, first_page, length);
   require(!lost, op, ": the pages of ", group_name(group), " no longer have key ", lost.value_or(0),
           ", which a query at ", length, " sees");
 }
 
-PageId KvPool::State::take(size_t group) {
+PageId KvPoolState::take(size_t group) {
   if (groups[group].free() == 0) evict(group, groups[group].oldest_cached());
   return groups[group].take();
 }
 
-void KvPool::State::uncache(uint32_t node, size_t group) {
+void KvPoolState::uncache(uint32_t node, size_t group) {
   PageGroup& pages = groups[group];
   const PageId page = index.page(node, group);
   pages.uncache(page, pages.nodes(page) > 1 ? index.sibling_with(node, group) : kNoNode);
   index.set_page(node, group, kNoPage);
 }
 
-void KvPool::State::evict(size_t group, PageId page) {
+void KvPoolState::evict(size_t group, PageId page) {
   // Without its page of all keys or of sink tokens a prefix is none, and neither is what lies
   // behind it: every query sees them. Without a page of a window or a tail it cannot be resumed in
   // some places, in others it can.
@@ -191,7 +191,7 @@ void KvPool::State::evict(size_t group, PageId page) {
   }
 }
 
-uint64_t KvPool::State::erase_prefix(uint32_t node) {
+uint64_t KvPoolState::erase_prefix(uint32_t node) {
   uint64_t pages = 0;
   for (bool last = false; !last;) {
     const uint32_t leaf = index.first_leaf(node);

@@ -28,9 +28,9 @@ uint32_t pool_calibration(std::span<const KvLayer> layers,
 class Source;
 struct PoolFile;
 
-class KvPool::State {
+class KvPoolState {
  public:
-  State(Device device_handle, const KvPoolOptions& wanted);
+  KvPoolState(Device device_handle, const KvPoolOptions& wanted);
 
   // The pages of one layer in one group.
   struct Store {
@@ -88,12 +88,12 @@ class KvPool::State {
   void uncache(uint32_t node, size_t group);
 };
 
-class KvSequence::State {
+class KvSequenceState {
  public:
-  explicit State(std::shared_ptr<KvPool::State> owner);
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State();
+  explicit KvSequenceState(std::shared_ptr<KvPoolState> owner);
+  KvSequenceState(const KvSequenceState&) = delete;
+  KvSequenceState& operator=(const KvSequenceState&) = delete;
+  ~KvSequenceState();
 
   // Pages [first, first + ids.size()) of the sequence in one group. Where they end, the next step
   // takes new ones.
@@ -130,7 +130,7 @@ class KvSequence::State {
     return std::max(groups[group].begin, groups[group].first * pool->options.page_tokens);
   }
 
-  std::shared_ptr<KvPool::State> pool;
+  std::shared_ptr<KvPoolState> pool;
   uint64_t number;  // never used again in its pool
   uint64_t length = 0;
   UnwrittenTokens unwritten;

@@ -33,7 +33,7 @@ class PrefixIndex {
   std::span<const int32_t> tokens(uint32_t node) const {
     return std::span(tokens_).subspan(node * page_tokens_, page_tokens_);
   }
-  size_t most_nodes() const { return nodes_.size(); }  // numbers are below
+  size_t max_nodes() const { return nodes_.size(); }  // numbers are below
   uint32_t first_root() const { return root_; }
   // A sibling that has the same page of a group, or kNoNode.
   uint32_t sibling_with(uint32_t node, size_t group) const;

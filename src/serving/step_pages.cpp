@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-using Pages = KvSequence::State::Pages;
+using Pages = KvSequenceState::Pages;
 
 // Whether the step writes into a page that others hold.
 bool writes_shared(const PageGroup& group, const Pages& pages, const StepPages::Member& member) {
@@ -18,8 +18,8 @@ bool writes_shared(const PageGroup& group, const Pages& pages, const StepPages::
 
 }  // namespace
 
-StepPages::StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences,
-                     uint64_t max_tokens, uint64_t max_kv_length)
+StepPages::StepPages(std::shared_ptr<KvPoolState> pool, uint64_t max_sequences, uint64_t max_tokens,
+                     uint64_t max_kv_length)
     : pool_(std::move(pool)),
       max_pages_((max_kv_length + pool_->options.page_tokens - 1) / pool_->options.page_tokens) {
   copies_.reserve(max_sequences * pool_->groups.size());
@@ -54,7 +54,7 @@ StepPages::Count StepPages::count(size_t index, std::span<const Member> members)
     // The first step with a sequence takes host memory for all that come.
     if (pages.ids.capacity() < max_pages_) pages.ids.reserve(max_pages_);
     const uint64_t end = group.end_page_of(member.end_page), has = pages.end();
-    const uint64_t more = end > has ? end - has : 0;
+    const uint64_t added = end > has ? end - has : 0;
     uint64_t page = pages.first;
     for (; page < has && group.is_behind(page, member.start); ++page) {
       if (group.holders(pages.at(page)) == 1) {
@@ -63,10 +63,10 @@ StepPages::Count StepPages::count(size_t index, std::span<const Member> members)
         shared_.push_back({pages.at(page), false, member.start, changes_.size()});
       }
     }
-    count.needed += more;
+    count.needed += added;
     const bool writes = writes_shared(group, pages, member);
     if (writes) shared_.push_back({pages.at(member.page), true, member.start, changes_.size()});
-    if (more != 0 || writes || page != pages.first)
+    if (added != 0 || writes || page != pages.first)
       changes_.push_back({&member, index, page - pages.first, pages.first, pages.begin, writes});
   }
   if (!shared_.empty()) count_shared(index, count);
@@ -116,7 +116,8 @@ void StepPages::check_room(const char* op, size_t index, size_t indexed, const C
     const uint64_t pages = pool_->groups[index].pages(), needed = count.needed - spared;
     check_each(op, index, members);
     fail(ErrorCode::out_of_memory, op, ": ", needed - has, " pages are missing: the step needs ",
-         needed, " of ", pool_->group_name(index), ", where ", has, " of ", pages, " can be had");
+         needed, " of group \"", pool_->group_name(index), "\", where ", has, " of ", pages,
+         " are free or cached");
   }
   indexed_.resize(indexed + missing);
   for (size_t i = indexed; i < indexed_.size(); ++i) changes_[indexed_[i].change].copies = false;
@@ -213,7 +214,7 @@ void StepPages::note_copies() const {
   }
 }
 
-void StepPages::keep() {
+void StepPages::commit() {
   for (const PageCopy& copy : copies_) pool_->groups[copy.group].release(copy.from);
   copies_.clear();
   held_.clear();

@@ -21,7 +21,7 @@ struct PageCopy {
 class StepPages {
  public:
   struct Member {
-    std::shared_ptr<KvSequence::State> sequence;
+    std::shared_ptr<KvSequenceState> sequence;
     uint64_t start = 0;  // its length before the step
     uint64_t tokens = 0;
     bool is_prefill = false;
@@ -30,7 +30,7 @@ class StepPages {
     UnwrittenTokens before{};
   };
 
-  StepPages(std::shared_ptr<KvPool::State> pool, uint64_t max_sequences, uint64_t max_tokens,
+  StepPages(std::shared_ptr<KvPoolState> pool, uint64_t max_sequences, uint64_t max_tokens,
             uint64_t max_kv_length);
 
   // Refuses a pool that has too few pages. Changes nothing.
@@ -39,7 +39,7 @@ class StepPages {
   void take(std::span<const Member> members);
   void recorded() { dropped_.clear(); }  // its commands are in the list
   void undo(std::span<const Member> members);
-  void keep();  // the step is there to stay
+  void commit();  // the step is there to stay
   // What a sequence had in a copied page is not there before the copy has run.
   void note_copies() const;
 
@@ -48,7 +48,7 @@ class StepPages {
  private:
   // Pages of others stay in their hands until the step is complete.
   struct Held {
-    KvSequence::State* sequence = nullptr;
+    KvSequenceState* sequence = nullptr;
     uint64_t page = 0;  // of the sequence
   };
 
@@ -87,7 +87,7 @@ class StepPages {
   void drop(const Change& change);
   void take_back_dropped();
 
-  std::shared_ptr<KvPool::State> pool_;
+  std::shared_ptr<KvPoolState> pool_;
   uint64_t max_pages_;
   std::vector<Change> changes_;   // that check() has found
   std::vector<Shared> shared_;    // of the group that is counted

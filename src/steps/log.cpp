@@ -4,7 +4,6 @@
 #include <ostream>
 
 #include "abi/attention.h"
-#include "runtime/process.h"
 #include "runtime/require.h"
 
 namespace gyre {
@@ -180,7 +179,7 @@ void StepLog::check(const char* op, const ObservedNotes<const CommandNote>& note
   Place now = submitted_;
   for (size_t i = 0; i < notes.all.size(); ++i) {
     const CommandNote& note = notes.all[i];
-    if (note.observer != notes.mine || note.kind == kRead) continue;
+    if (note.observer != notes.observer || note.kind == kRead) continue;
     if (is_begin(note)) {
       now = place_of(note);
       continue;
@@ -194,10 +193,10 @@ void StepLog::check(const char* op, const ObservedNotes<const CommandNote>& note
       // A list of a recording is for a caller's graph, which runs where the log does not see it.
       const bool captured = recording() && !is_in_graph(note);
       demand(rules_.any_graph || captured || (open() && !complete()),
-             " was recorded for any step, and none is begun");
+             " was recorded for any step, and none is begun: begin_step() comes first");
       demand(now.id == recorded_.id,
              steps_->list_ != nullptr
-                 ? " comes before a step that is recorded and not submitted"
+                 ? " comes before a step that is recorded and not submitted: submit() that first"
                  : " comes after a step that was dropped, or a load ended in the middle");
       if (captured) continue;
     }
@@ -244,28 +243,28 @@ bool StepLog::is_appended(const ObservedNotes<const CommandNote>& notes, size_t 
                           uint64_t layer, const Place& now) const {
   for (size_t i = index; i > 0; --i) {
     const CommandNote& note = notes.all[i - 1];
-    if (note.observer != notes.mine) continue;
+    if (note.observer != notes.observer) continue;
     if (kind_of(note) == kAppend && layer_of(note) == layer) return true;
     if (is_begin(note)) return note.kind == kCopy;
   }
   return layers_[layer].ran == now.id;
 }
 
-void StepLog::tell(ListFate outcome, const void* list,
-                   const ObservedNotes<CommandNote>& notes) noexcept {
+void StepLog::notify(ListOutcome outcome, const void* list,
+                     const ObservedNotes<CommandNote>& notes) noexcept {
   const StepsUse use(*steps_);
   const bool reopen = rules_.any_graph || !complete();
   for (CommandNote& note : notes.all) {
-    if (note.observer != notes.mine) continue;
-    if (outcome == ListFate::kept) {
-      keep(note);
-    } else if (outcome == ListFate::dropped) {
+    if (note.observer != notes.observer) continue;
+    if (outcome == ListOutcome::kept) {
+      retain(note);
+    } else if (outcome == ListOutcome::dropped) {
       drop(note, reopen);
     } else {
       ran(note);
     }
   }
-  if (outcome != ListFate::replayed) steps_->release(list);
+  if (outcome != ListOutcome::replayed) steps_->release(list);
 }
 
 void StepLog::ran(const CommandNote& note) noexcept {
@@ -288,7 +287,7 @@ void StepLog::layer_ran(uint64_t layer) noexcept {
   if (++ran_ == appending_) steps_->forget(submitted_.id);
 }
 
-void StepLog::keep(CommandNote& note) noexcept {
+void StepLog::retain(CommandNote& note) noexcept {
   note.kind |= kInGraph;
   if (!rules_.any_graph) return;
   if (kind_of(note) == kAppend && step_of(note) == open_) mark_missing(layer_of(note));

@@ -138,8 +138,8 @@ class StepLog final : public CommandObserver {
   bool take_dropped_begin() { return std::exchange(dropped_begin_, false); }
 
   void check(const char* op, const ObservedNotes<const CommandNote>& notes) const override;
-  void tell(ListFate outcome, const void* list,
-            const ObservedNotes<CommandNote>& notes) noexcept override;
+  void notify(ListOutcome outcome, const void* list,
+              const ObservedNotes<CommandNote>& notes) noexcept override;
 
  private:
   enum class Phase : uint8_t { idle, step, recording };
@@ -167,7 +167,7 @@ class StepLog final : public CommandObserver {
   void mark_missing(uint64_t layer) noexcept;
   void ran(const CommandNote& note) noexcept;
   void layer_ran(uint64_t layer) noexcept;
-  void keep(CommandNote& note) noexcept;
+  void retain(CommandNote& note) noexcept;
   void drop(const CommandNote& note, bool reopen) noexcept;
 
   Rules rules_;

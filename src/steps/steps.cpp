@@ -1,6 +1,5 @@
 // Steps that are not written yet, and who uses them: one encoder, one thread at a time.
 #include <algorithm>
-#include <ostream>
 #include <thread>
 
 #include "runtime/process.h"
@@ -102,7 +101,7 @@ void UnwrittenTokens::require_written(const char* op, const Steps& steps, uint64
 void UnwrittenTokens::require_submitted(const char* op, const Steps& steps, uint64_t length) const {
   require_written(op, steps, length);
   require(length <= start || steps.outcome(step) == StepOutcome::written, op, ": tokens from ",
-          start, " on are recorded and not submitted");
+          start, " on are recorded and not submitted; submit() comes first");
 }
 
 }  // namespace gyre

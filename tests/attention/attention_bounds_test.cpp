@@ -157,9 +157,9 @@ TYPED_TEST(AttentionBounds, GrowWithTheToken) {
 // The largest numbers a caller may have: nothing wraps, and a window over all keys hides none.
 TYPED_TEST(AttentionBounds, LargestLengthsAndWindows) {
   using Int = TypeParam;
-  const Int most = row_window<Int>(std::numeric_limits<uint64_t>::max());
-  for (const Int length : {most, Int(most - 1)}) {
-    const RowMask<Int> mask = {length, 16, most, true};
+  const Int widest = row_window<Int>(std::numeric_limits<uint64_t>::max());
+  for (const Int length : {widest, Int(widest - 1)}) {
+    const RowMask<Int> mask = {length, 16, widest, true};
     const RowBounds<Int> last = row_bounds<Int>(mask, 15, 0, length);
     EXPECT_EQ(last.begin, 0);
     EXPECT_EQ(last.end, length);
@@ -168,7 +168,7 @@ TYPED_TEST(AttentionBounds, LargestLengthsAndWindows) {
     EXPECT_EQ(seven.begin, length - 7);
     EXPECT_EQ(seven.end, length);
   }
-  const RowMask<Int> ahead = {0, 16, most, true};  // more tokens than keys
+  const RowMask<Int> ahead = {0, 16, widest, true};  // more tokens than keys
   EXPECT_EQ(row_position(ahead, Int{0}), -16);
   EXPECT_EQ(row_bounds<Int>(ahead, 0, 0, 0).end, 0);
   EXPECT_EQ(row_window<Int>(0), 0);

@@ -18,25 +18,19 @@
 namespace gyre::test {
 
 struct AttentionCase {
-  uint64_t tokens = 1;
-  uint64_t heads = 4;
-  uint64_t kv_heads = 1;
-  uint64_t k_dim = 128;
+  uint64_t tokens = 1, heads = 4, kv_heads = 1, k_dim = 128;
   uint64_t v_dim = 0;  // 0: k_dim
   uint64_t length = 100;
   uint64_t capacity = 0;  // 0: a few slots more than length
   uint64_t ring_start = 0;
   KvFormat k = KvFormat::f16;
   KvFormat v = KvFormat::f16;
-  DType q_dtype = DType::f32;
-  DType out_dtype = DType::f32;
+  DType q_dtype = DType::f32, out_dtype = DType::f32;
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
   float scale_factor = 1;  // of caches in an mlx-native format
-  bool sink_logits = false;
-  bool alibi_slopes = false;
-  bool tree_mask = false;
+  bool sink_logits = false, alibi_slopes = false, tree_mask = false;
   float q_gain = 1;       // 1: logits of unit variance
   uint32_t outliers = 0;  // channels of K and V, evenly spread, ten times as large
   uint32_t seed = 1;
@@ -255,19 +249,20 @@ inline AttentionTolerance tolerance_of(const Device& device, const RecordedComma
 inline testing::AssertionResult attention_holds(const Device& device, const AttentionCase& c) {
   const AttentionProblem problem(device, c);
   const AttentionAnswer answer = problem.run();
-  const AttentionTolerance most = tolerance_of(device, answer.first, c);
+  const AttentionTolerance tolerance = tolerance_of(device, answer.first, c);
   const double error = nmse(answer.out, answer.decoded.out);
-  const double bound = most.nmse + out_rounding(c.out_dtype);
+  const double bound = tolerance.nmse + out_rounding(c.out_dtype);
   if (!(error <= bound)) {
-    return testing::AssertionFailure() << problem.numbers().text() << ": NMSE of " << most.name
+    return testing::AssertionFailure() << problem.numbers().text() << ": NMSE of " << tolerance.name
                                        << " " << error << " > " << bound;
   }
   for (size_t i = 0; i < answer.lse.size(); ++i) {
     const double wanted = answer.decoded.lse[i], got = answer.lse[i];
     if (got == wanted) continue;  // -inf
-    if (!(std::fabs(got - wanted) <= most.lse)) {
-      return testing::AssertionFailure() << problem.numbers().text() << ": lse " << i << " is "
-                                         << got << ", not " << wanted << " within " << most.lse;
+    if (!(std::fabs(got - wanted) <= tolerance.lse)) {
+      return testing::AssertionFailure()
+             << problem.numbers().text() << ": lse " << i << " is " << got << ", not " << wanted
+             << " within " << tolerance.lse;
     }
   }
   return testing::AssertionSuccess();

@@ -214,7 +214,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
 // Numbers that nobody chose; GYRE_RANDOM_CASES says how many pairs of cases, 30 if not given.
 void add_random_cases(std::vector<OpCase>& cases) {
   std::mt19937 random(45);
-  const auto up_to = [&](uint64_t most) { return 1 + random() % most; };
+  const auto up_to = [&](uint64_t limit) { return 1 + random() % limit; };
   const std::vector<KvFormat> formats = latent_formats();
   const char* const wanted = std::getenv("GYRE_RANDOM_CASES");
   const size_t count = wanted == nullptr ? 30 : std::strtoul(wanted, nullptr, 10);
@@ -262,71 +262,46 @@ std::vector<OpCase> latent_cases() {
   return cases;
 }
 
-using Change = void (*)(AttentionCall&, FilledTensors&);
-
-Refusal refusal(const char* name, std::vector<std::string> message, Change change) {
-  return {name, std::move(message), [change](Encoder& encoder, FilledTensors& t) {
-            AttentionCall c{{.q = t.make(DType::f32, {3, 4, 80}),
-                             .k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 64}),
-                             .v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 1, 9, 16}),
-                             .out = t.make(DType::f32, {3, 4, 64}),
-                             .latent = true},
-                            {.length = 7, .scale = 0.5f},
-                            {}};
-            change(c, t);
-            attention(encoder, c.in, c.options);
-          }};
+AttentionCall good_call(FilledTensors& t) {
+  return {{.q = t.make(DType::f32, {3, 4, 80}),
+           .k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 64}),
+           .v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 1, 9, 16}),
+           .out = t.make(DType::f32, {3, 4, 64}),
+           .latent = true},
+          {.length = 7, .scale = 0.5f},
+          {}};
 }
 
+constexpr RefusedCall<AttentionCall> refusal{
+    "attention: ", good_call,
+    [](Encoder& e, const AttentionCall& c) { attention(e, c.in, c.options); }};
+
 std::vector<Refusal> latent_refusals() {
-  using C = AttentionCall;
-  using T = FilledTensors;
   std::vector<Refusal> all = {
-      refusal("no scale",
-              {"attention: ", "the softmax scale of latent attention has no default: give it"},
-              [](C& c, T&) { c.options.scale.reset(); }),
-      refusal("a tree_mask", {"attention: ", "latent attention takes no tree_mask"},
-              [](C& c, T& t) {
-                c.options.mask.tree_mask = t.make(DType::u8, {3, 3});
-              }),
+      refusal("no scale", {"the softmax scale of latent attention has no default: give it"},
+              CHANGE(c.options.scale.reset())),
+      refusal("a tree_mask", {"latent attention takes no tree_mask"},
+              CHANGE(c.options.mask.tree_mask = t.make(DType::u8, {3, 3}))),
       refusal("two KV heads", {"latent attention has one KV head", "got kv_heads 2"},
-              [](C& c, T& t) {
-                c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 2, 9, 64});
-                c.in.v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 2, 9, 16});
-              }),
+              CHANGE(c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 2, 9, 64}),
+                     c.in.v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 2, 9, 16}))),
       refusal("a latent of f32", {"the latent of latent attention is stored as", "got f32"},
-              [](C& c, T& t) {
-                c.in.k_cache = make_cache(t, {KvFormat::f32, KvRole::k, 1, 9, 64});
-              }),
+              CHANGE(c.in.k_cache = make_cache(t, {KvFormat::f32, KvRole::k, 1, 9, 64}))),
       refusal("a rotary part of f32", {"the rotary part of latent attention", "got f32"},
-              [](C& c, T& t) {
-                c.in.v_cache = make_cache(t, {KvFormat::f32, KvRole::v, 1, 9, 16});
-              }),
+              CHANGE(c.in.v_cache = make_cache(t, {KvFormat::f32, KvRole::v, 1, 9, 16}))),
       refusal("an mlx-native latent", {"the latent of latent attention", "got mlx_native4"},
-              [](C& c, T& t) {
-                c.in.k_cache = make_cache(t, {KvFormat::mlx_native4, KvRole::k, 1, 9, 256});
-              }),
+              CHANGE(c.in.k_cache = make_cache(t, {KvFormat::mlx_native4, KvRole::k, 1, 9, 256}))),
       refusal("a latent of 1024", {"a multiple of 16 coordinates up to 512", "got 1024"},
-              [](C& c, T& t) {
-                c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 1024});
-              }),
+              CHANGE(c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 1024}))),
       refusal("a latent of 72", {"a multiple of 16 coordinates up to 512", "got 72"},
-              [](C& c, T& t) {
-                c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 72});
-              }),
+              CHANGE(c.in.k_cache = make_cache(t, {KvFormat::tq4, KvRole::k, 1, 9, 72}))),
       refusal("a rotary part of 144", {"a multiple of 16 coordinates up to 128", "got 144"},
-              [](C& c, T& t) {
-                c.in.v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 1, 9, 144});
-              }),
+              CHANGE(c.in.v_cache = make_cache(t, {KvFormat::f16, KvRole::v, 1, 9, 144}))),
       refusal("queries without a rotary part",
               {"q must have the head_dim of k_cache and v_cache: 80", "got 64"},
-              [](C& c, T& t) {
-                c.in.q = t.make(DType::f32, {3, 4, 64});
-              }),
+              CHANGE(c.in.q = t.make(DType::f32, {3, 4, 64}))),
       refusal("out of the rotary part", {"out must have shape [3, 4, 64]", "got [3, 4, 16]"},
-              [](C& c, T& t) {
-                c.in.out = t.make(DType::f32, {3, 4, 16});
-              }),
+              CHANGE(c.in.out = t.make(DType::f32, {3, 4, 16}))),
   };
   all.push_back({"pages of two KV heads",
                  {"kv_pages: latent attention has one KV head, got kv_heads 2"},

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kv_codec/kv_codec_case.h"
+#include "refused_call.h"
 
 namespace gyre::test {
 namespace {
@@ -12,14 +13,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct MergeCase {
-  uint64_t splits = 3;
-  uint64_t tokens = 2;
-  uint64_t heads = 3;
-  uint64_t head_dim = 16;
+  uint64_t splits = 3, tokens = 2, heads = 3, head_dim = 16;
   DType out = DType::f32;
   KvLayout layout = KvLayout::token_major;
-  bool lse = true;
-  bool sink_logits = false;
+  bool lse = true, sink_logits = false;
   float spread = 1;  // of the maxima
   // Bit s of row r's number: split s of that row has no keys.
   bool empty_splits = false;
@@ -35,8 +32,7 @@ struct MergeCase {
 
 struct MergeRow {
   std::vector<double> sum;  // over splits, relative to `max`
-  double max = -kInfinity;
-  double weight = 0;
+  double max = -kInfinity, weight = 0;
 };
 
 class MergeMaker {
@@ -139,111 +135,69 @@ class MergeMaker {
   std::vector<float> partial_;
 };
 
-Refusal refusal(std::string name, std::vector<std::string> message,
-                void (*change)(AttentionMergeInputs&, FilledTensors&)) {
-  message.emplace_back("attention_merge: ");
-  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& t) {
-            AttentionMergeInputs in{t.make(DType::f32, {5, 3, 4, 82}),
-                                    t.make(DType::f32, {3, 4, 80}), t.make(DType::f32, {3, 4}),
-                                    t.make(DType::f32, {4})};
-            change(in, t);
-            attention_merge(encoder, in);
-          }};
+using Inputs = AttentionMergeInputs;
+
+Inputs good_call(FilledTensors& t) {
+  return {t.make(DType::f32, {5, 3, 4, 82}), t.make(DType::f32, {3, 4, 80}),
+          t.make(DType::f32, {3, 4}), t.make(DType::f32, {4})};
 }
 
-using In = AttentionMergeInputs;
-using T = FilledTensors;
+constexpr RefusedCall<Inputs> refusal{"attention_merge: ", good_call,
+                                      [](Encoder& e, const Inputs& in) { attention_merge(e, in); }};
 
 std::vector<Refusal> partial_refusals() {
   return {
-      refusal("no partial", {"partial is undefined"}, [](In& in, T&) { in.partial = {}; }),
+      refusal("no partial", {"partial is undefined"}, CHANGE(c.partial = {})),
       refusal("partial of rank 3", {"partial must be contiguous f32", "[15, 4, 82]"},
-              [](In& in, T&) {
-                in.partial = in.partial.reshape({15, 4, 82});
-              }),
+              CHANGE(c.partial = c.partial.reshape({15, 4, 82}))),
       refusal("partial of bf16", {"partial must be contiguous f32", "got bf16"},
-              [](In& in, T& t) {
-                in.partial = t.make(DType::bf16, {5, 3, 4, 82});
-              }),
+              CHANGE(c.partial = t.make(DType::bf16, {5, 3, 4, 82}))),
       refusal("partial with gaps", {"partial must be contiguous f32", "[984, 328, 82, 1]"},
-              [](In& in, T&) { in.partial = in.partial.slice(1, 0, 2); }),
-      refusal("no splits", {"partial has no splits"},
-              [](In& in, T&) { in.partial = in.partial.slice(0, 0, 0); }),
+              CHANGE(c.partial = c.partial.slice(1, 0, 2))),
+      refusal("no splits", {"partial has no splits"}, CHANGE(c.partial = c.partial.slice(0, 0, 0))),
       refusal("only states", {"v_head_dim + 2 entries", "1024, got 2"},
-              [](In& in, T& t) {
-                in.partial = t.make(DType::f32, {5, 3, 4, 2});
-              }),
+              CHANGE(c.partial = t.make(DType::f32, {5, 3, 4, 2}))),
       refusal("nothing at all", {"v_head_dim + 2 entries", "1024, got 0"},
-              [](In& in, T& t) {
-                in.partial = t.make(DType::f32, {5, 3, 4, 0});
-              }),
+              CHANGE(c.partial = t.make(DType::f32, {5, 3, 4, 0}))),
       refusal("partial of another device", {"partial lives on another device"},
-              [](In& in, T&) {
-                in.partial = Device::open("cpu", {.threads = 1}).tensor(DType::f32, {5, 3, 4, 82});
-              }),
+              CHANGE(c.partial = on_another_device(DType::f32, {5, 3, 4, 82}))),
   };
 }
 
 std::vector<Refusal> output_refusals() {
   return {
-      refusal("no out", {"out is undefined"}, [](In& in, T&) { in.out = {}; }),
+      refusal("no out", {"out is undefined"}, CHANGE(c.out = {})),
       refusal("out of i32", {"out must be f32, f16 or bf16", "got i32"},
-              [](In& in, T& t) {
-                in.out = t.make(DType::i32, {3, 4, 80});
-              }),
+              CHANGE(c.out = t.make(DType::i32, {3, 4, 80}))),
       refusal("out with the state", {"out must have shape [3, 4, 80]", "got [3, 4, 82]"},
-              [](In& in, T& t) {
-                in.out = t.make(DType::f32, {3, 4, 82});
-              }),
+              CHANGE(c.out = t.make(DType::f32, {3, 4, 82}))),
       refusal("out of rank 2", {"out must have shape [3, 4, 80]", "got [12, 80]"},
-              [](In& in, T&) {
-                in.out = in.out.reshape({12, 80});
-              }),
+              CHANGE(c.out = c.out.reshape({12, 80}))),
       refusal("out with gaps", {"head_dim of out must be contiguous", "stride 2"},
-              [](In& in, T& t) {
-                in.out = t.make(DType::f32, {1920}).strided({3, 4, 80}, {640, 160, 2});
-              }),
+              CHANGE(c.out = t.make(DType::f32, {1920}).strided({3, 4, 80}, {640, 160, 2}))),
       refusal("tokens of out in one place", {"[0, 80, 1] make elements of out share memory"},
-              [](In& in, T&) {
-                in.out = in.out.strided({3, 4, 80}, {0, 80, 1});
-              }),
+              CHANGE(c.out = c.out.strided({3, 4, 80}, {0, 80, 1}))),
       refusal("lse of other sizes", {"lse must be f32 [3, 4]", "got f32 [4, 3]"},
-              [](In& in, T& t) {
-                in.lse = t.make(DType::f32, {4, 3});
-              }),
+              CHANGE(c.lse = t.make(DType::f32, {4, 3}))),
       refusal("lse in one place", {"[4, 0] make elements of lse share memory"},
-              [](In& in, T&) {
-                in.lse = in.lse.strided({3, 4}, {4, 0});
-              }),
+              CHANGE(c.lse = c.lse.strided({3, 4}, {4, 0}))),
       refusal("sink_logits of other sizes",
               {"sink_logits must be contiguous f32 [4]", "got f32 [3]"},
-              [](In& in, T&) { in.sink_logits = in.sink_logits.slice(0, 0, 3); }),
+              CHANGE(c.sink_logits = c.sink_logits.slice(0, 0, 3))),
       refusal("lse in out", {"lse and out share memory"},
-              [](In& in, T&) {
-                in.lse = in.out.strided({3, 4}, {4, 1}, 100);
-              }),
+              CHANGE(c.lse = c.out.strided({3, 4}, {4, 1}, 100))),
       refusal("out in partial", {"out shares memory with an input"},
-              [](In& in, T&) {
-                in.out = in.partial.strided({3, 4, 80}, {328, 82, 1});
-              }),
+              CHANGE(c.out = c.partial.strided({3, 4, 80}, {328, 82, 1}))),
       refusal("out is sink_logits", {"out shares memory with an input"},
-              [](In& in, T&) { in.sink_logits = in.out.strided({4}, {1}, 956); }),
+              CHANGE(c.sink_logits = c.out.strided({4}, {1}, 956))),
       refusal("lse in partial", {"lse shares memory with an input"},
-              [](In& in, T&) {
-                in.lse = in.partial.strided({3, 4}, {4, 1}, 4900);
-              }),
+              CHANGE(c.lse = c.partial.strided({3, 4}, {4, 1}, 4900))),
       refusal("lse is sink_logits", {"lse shares memory with an input"},
-              [](In& in, T&) { in.sink_logits = in.lse.strided({4}, {1}, 8); }),
+              CHANGE(c.sink_logits = c.lse.strided({4}, {1}, 8))),
       refusal("read-only out", {"out is written", "read-only"},
-              [](In& in, T& t) {
-                const void* memory = address_of(in.out);
-                in.out = t.device().wrap(memory, DType::f32, {3, 4, 80});
-              }),
+              CHANGE(c.out = read_only(t.device(), c.out))),
       refusal("read-only lse", {"lse is written", "read-only"},
-              [](In& in, T& t) {
-                const void* memory = address_of(in.lse);
-                in.lse = t.device().wrap(memory, DType::f32, {3, 4});
-              }),
+              CHANGE(c.lse = read_only(t.device(), c.lse))),
   };
 }
 
@@ -289,14 +243,14 @@ std::vector<OpCase> attention_merge_cases() {
 }
 
 std::vector<Refusal> attention_merge_refusals() {
-  std::vector<Refusal> all = partial_refusals();
-  for (const Refusal& refused : output_refusals()) all.push_back(refused);
-  all.push_back(shape_refusal("no splits", {"at least one split"}, 0, {3, 4, 64}, 64));
-  all.push_back(shape_refusal("q of rank 2", {"q must be", "[3, 4]"}, 1, {3, 4}, 64));
-  all.push_back(shape_refusal("large head_dim", {"at most 1024", "got 1025"}, 1, {3, 4, 64}, 1025));
-  all.push_back(shape_refusal("huge head_dim", {"at most 1024", std::to_string(~uint64_t{0})}, 1,
-                              {3, 4, 64}, ~uint64_t{0}));
-  return all;
+  return concat(
+      {partial_refusals(),
+       output_refusals(),
+       {shape_refusal("no splits", {"at least one split"}, 0, {3, 4, 64}, 64),
+        shape_refusal("q of rank 2", {"q must be", "[3, 4]"}, 1, {3, 4}, 64),
+        shape_refusal("large head_dim", {"at most 1024", "got 1025"}, 1, {3, 4, 64}, 1025),
+        shape_refusal("huge head_dim", {"at most 1024", std::to_string(~uint64_t{0})}, 1,
+                      {3, 4, 64}, ~uint64_t{0})}});
 }
 
 }  // namespace gyre::test

@@ -209,9 +209,8 @@ class Expected {
   }
 
   static void expect(Block& block, uint64_t place, double value, double bound) {
-    if (std::isinf(value)) {
+    if (std::isinf(value))
       return reference::store_bits(DType::f32, block.after.data(), place, 0xFF800000u);
-    }
     expect_near(block, place, value, bound + 1e-30);
   }
 
@@ -234,8 +233,7 @@ class Expected {
   void fill_state(std::vector<Block>& blocks, uint64_t index,
                   const AttentionTolerance& bounds) const {
     const reference::AttentionState& state = rows_[index];
-    const uint64_t dim = c_.out_dim();
-    const uint64_t place = index * (dim + 2);
+    const uint64_t dim = c_.out_dim(), place = index * (dim + 2);
     const double bound = bounds.of_row * rms(state.values);
     for (uint64_t e = 0; e < dim; ++e)
       expect(blocks[at_.out], place + e, state.values[e],

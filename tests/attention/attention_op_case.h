@@ -15,20 +15,13 @@ namespace gyre::test {
 // expected contents. Slots outside the bounds hold NaN.
 struct AttentionOpCase {
   std::string name;
-  DType q = DType::f32;
-  DType out = DType::f32;
+  DType q = DType::f32, out = DType::f32;
   KvFormat k = KvFormat::f16;
   KvFormat v = KvFormat::f16;
   reference::KvLayout q_layout = reference::KvLayout::token_major;
   reference::KvLayout out_layout = reference::KvLayout::token_major;
   reference::KvLayout cache_layout = reference::KvLayout::head_major;  // dense caches
-  uint64_t tokens = 3;
-  uint64_t heads = 4;
-  uint64_t kv_heads = 2;
-  uint64_t k_dim = 64;
-  uint64_t v_dim = 80;
-  uint64_t length = 70;
-  uint64_t capacity = 75;
+  uint64_t tokens = 3, heads = 4, kv_heads = 2, k_dim = 64, v_dim = 80, length = 70, capacity = 75;
   uint64_t ring_start = 40;
   bool causal = true;
   uint64_t window = 0;
@@ -36,9 +29,7 @@ struct AttentionOpCase {
   float scale_factor = 1;  // of caches in an mlx-native format
   bool lse = true;
   bool lse_by_head = false;  // [heads, tokens] in memory
-  bool sink_logits = false;
-  bool alibi_slopes = false;
-  bool tree_mask = false;
+  bool sink_logits = false, alibi_slopes = false, tree_mask = false;
   uint64_t splits = 0;                   // 0: attention; else attention_partial
   std::optional<uint32_t> commands = 1;  // what the call records; none: the device decides
   bool aligned = false;                  // caches begin where 16 bytes can be copied

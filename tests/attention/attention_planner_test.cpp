@@ -235,13 +235,13 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(plan.schedule.blocks, kH200.multiprocessors);
     EXPECT_EQ(plan.schedule.rows, rows);
     EXPECT_EQ(plan.schedule.by_token, by_token ? 1u : 0u);
-    // Whole groups of pieces, of a power of two of keys.
-    EXPECT_EQ(plan.schedule.group.fewest_keys % abi::kGroupPieces, 0u);
+    // Whole groups of splits, of a power of two of keys.
+    EXPECT_EQ(plan.schedule.group.fewest_keys % abi::kGroupSplits, 0u);
     EXPECT_EQ(std::popcount(plan.schedule.group.fewest_keys), 1);
-    EXPECT_EQ(std::popcount(plan.schedule.group.most_pieces), 1);
-    // The states of a unit's groups for every block; no more for more sequences.
+    EXPECT_EQ(std::popcount(plan.schedule.group.max_splits), 1);
+    // The states of a work item's groups for every block; no more for more sequences.
     const uint64_t state = uint64_t{rows} * p.k.head_dim;
-    EXPECT_GE(plan.scratch_floats, plan.schedule.blocks * plan.schedule.group.most_pieces * state);
+    EXPECT_GE(plan.scratch_floats, plan.schedule.blocks * plan.schedule.group.max_splits * state);
     abi::AttentionProblem longer = p;
     longer.sequences *= 64;
     EXPECT_EQ(plan_of(longer).scratch_floats, plan.scratch_floats);
@@ -252,7 +252,7 @@ TEST(CudaPlanner, Pages) {
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, false);
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 8, false);
   expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, false);
-  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a unit has one token
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a work item has one token
   expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, false);
   // Over small formats, blocks of four rows take more keys at a time than larger ones: single
   // tokens have them in every batch.

@@ -10,13 +10,7 @@
 namespace gyre::reference {
 
 struct AttentionShape {
-  uint64_t tokens = 1;
-  uint64_t heads = 1;
-  uint64_t kv_heads = 1;
-  uint64_t k_dim = 0;
-  uint64_t v_dim = 0;
-  uint64_t length = 0;
-  uint64_t capacity = 0;
+  uint64_t tokens = 1, heads = 1, kv_heads = 1, k_dim = 0, v_dim = 0, length = 0, capacity = 0;
   uint64_t ring_start = 0;
   double scale = 1;
   bool causal = true;
@@ -68,8 +62,7 @@ inline bool attention_sees(const AttentionShape& s, const AttentionData& data, u
 // The softmax's state over some of the keys: values are not divided by the sum.
 struct AttentionState {
   std::vector<double> values;  // [v_dim]
-  double max = -std::numeric_limits<double>::infinity();
-  double sum = 0;
+  double max = -std::numeric_limits<double>::infinity(), sum = 0;
 };
 
 // One more logit, whose value is 0.

@@ -1,10 +1,9 @@
 #pragma once
 // What attention and attention_partial refuse, as changes to a call that would be fine.
 
-#include <string>
 #include <vector>
 
-#include "op_case.h"
+#include "refused_call.h"
 
 namespace gyre::test {
 
@@ -17,17 +16,11 @@ struct AttentionCall {
   Tensor partial;
 };
 
-using AttentionChange = void (*)(AttentionCall&, FilledTensors&);
-
-struct AttentionRule {
-  const char* name;
-  std::vector<std::string> message;
-  AttentionChange change;
-};
+using Rule = RuleOf<AttentionCall>;
 
 // Rules for what both ops take.
-std::vector<AttentionRule> query_rules();
-std::vector<AttentionRule> cache_rules();
-std::vector<AttentionRule> option_rules();
+std::vector<Rule> query_rules();
+std::vector<Rule> cache_rules();
+std::vector<Rule> option_rules();
 
 }  // namespace gyre::test

@@ -22,7 +22,7 @@ struct SideError {
   double softened_nmse = kSoftenedNmse;  // what a soft cap or slopes add
 };
 
-// What is measured with f32 arithmetic alone is the noise of sums, exponentials and the merge.
+// With f32 arithmetic alone, the error is the noise of sums, exponentials and the merge.
 constexpr SideError kCpuF32K{"cpu f32", 6e-13, 5e-6}, kCpuF32V{"f32", 6e-13, 0};
 constexpr SideError kCpuInt8K{"cpu int8", 2e-9, 1.1e-4}, kCpuInt8V{"int8", 4.2e-9, 0};
 // Not measured on this project's machines: two bf16 have 16 bits, f16 probabilities 11.

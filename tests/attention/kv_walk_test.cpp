@@ -66,12 +66,12 @@ void check_positions(const KvWalk<UInt>& walk, const std::vector<Place>& places,
 
 // Runs cover all keys, in order, and never pass the ring's end.
 template <class UInt>
-void check_runs(const KvWalk<UInt>& walk, const std::vector<Place>& places, UInt most) {
+void check_runs(const KvWalk<UInt>& walk, const std::vector<Place>& places, UInt limit) {
   uint64_t key = 0;
   for (UInt index = 0; index < walk.tiles;) {
-    const KvRun<UInt> run = walk.run(index, most);
+    const KvRun<UInt> run = walk.run(index, limit);
     ASSERT_GE(run.tiles, 1u);
-    ASSERT_LE(run.tiles, most);
+    ASSERT_LE(run.tiles, limit);
     const UInt begin = index * kKvTile;
     ASSERT_GE(run.begin, begin);
     ASSERT_LE(run.end, begin + run.tiles * kKvTile);
@@ -85,7 +85,7 @@ void check_runs(const KvWalk<UInt>& walk, const std::vector<Place>& places, UInt
     }
     index += run.tiles;
     // A run that is shorter than it may be ends where the ring or the walk does.
-    const bool short_run = run.tiles < most;
+    const bool short_run = run.tiles < limit;
     ASSERT_TRUE(!short_run || index == walk.tiles_a || index == walk.tiles);
   }
   uint64_t keys = 0;

@@ -7,7 +7,7 @@ namespace {
 class CBuffers : public CEqualsCpp {
  protected:
   void SetUp() override {
-    const gyre_device on{.value = device};
+    const gyre_device on{{.value = device}};
     ASSERT_EQ(gyre_kv_buffer_allocate(&on, &k_shape, &ka), GYRE_OK) << gyre_last_error();
     ASSERT_EQ(gyre_kv_buffer_allocate(&on, &v_shape, &va), GYRE_OK) << gyre_last_error();
     const Tensor k = random({kSlots, kKvHeads, kDim}), v = random({kSlots, kKvHeads, kDim});
@@ -44,7 +44,7 @@ class CBuffers : public CEqualsCpp {
   KvBuffer kb = buffer(KvFormat::tq8, KvRole::k), vb = buffer(KvFormat::tq4, KvRole::v);
   // All that differs from the defaults.
   const Tensor alibi_slopes = random({kHeads}), sink_logits = random({kHeads});
-  const gyre_tensor c_slopes{.value = alibi_slopes}, c_sinks{.value = sink_logits};
+  const gyre_tensor c_slopes{{.value = alibi_slopes}}, c_sinks{{.value = sink_logits}};
   gyre_attention_mask c_mask{.size = sizeof c_mask,
                              .window = 6,
                              .soft_cap = 2.0f,
@@ -74,7 +74,7 @@ TEST_F(CBuffers, AScaleFactorIsTheBuffers) {
                       .kv_heads = 1,
                       .capacity = 4,
                       .head_dim = 512};
-  const gyre_device on{.value = device};
+  const gyre_device on{{.value = device}};
   for (const float factor : {0.0f, 16.0f}) {
     shape.scale_factor = factor;
     gyre_kv_buffer* made = nullptr;
@@ -146,7 +146,7 @@ TEST_F(CBuffers, Latent) {
                                        .capacity = kSlots,
                                        .head_dim = kDim});
   };
-  const gyre_kv_buffer latent{.value = half(KvRole::k)}, rotary{.value = half(KvRole::v)};
+  const gyre_kv_buffer latent{{.value = half(KvRole::k)}}, rotary{{.value = half(KvRole::v)}};
   kv_quantize(encoder.value, {.k = random({kSlots, 1, kDim}),
                               .k_cache = latent.value,
                               .v = random({kSlots, 1, kDim}),

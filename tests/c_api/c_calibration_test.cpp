@@ -50,7 +50,7 @@ TEST_F(CCalibration, KvQuantize) {
   };
   const KvBuffer ka = buffer(KvRole::k), va = buffer(KvRole::v), kb = buffer(KvRole::k),
                  vb = buffer(KvRole::v);
-  const gyre_kv_buffer k_cache{.value = ka}, v_cache{.value = va};
+  const gyre_kv_buffer k_cache{{.value = ka}}, v_cache{{.value = va}};
   const gyre_kv_quantize_inputs inputs{.size = sizeof inputs,
                                        .k = c(k),
                                        .k_cache = &k_cache,
@@ -73,7 +73,7 @@ TEST_F(CCalibration, KvWrite) {
   const KvPageShape shape{
       .k = KvFormat::tq4, .v = KvFormat::tq3, .kv_heads = kKvHeads, .head_dim = kDim};
   const KvPages a = KvPages::allocate(device, shape, 1), b = KvPages::allocate(device, shape, 1);
-  const gyre_kv_pages pages{.value = a};
+  const gyre_kv_pages pages{{.value = a}};
   const Tensor slots = integers({3, 4, 5, 6, 7});
   const gyre_kv_write_inputs inputs{.size = sizeof inputs,
                                     .k = c(k),
@@ -85,6 +85,28 @@ TEST_F(CCalibration, KvWrite) {
   ran(gyre_kv_write(&encoder, &inputs));
   kv_write(encoder.value, {k, v, b, slots, k_cpp, v_cpp});
   same(a.bytes, b.bytes);
+}
+
+TEST_F(CCalibration, RopeAppend) {
+  const KvPageShape shape{
+      .k = KvFormat::tq4, .v = KvFormat::tq3, .kv_heads = kKvHeads, .head_dim = kDim};
+  const KvPages a = KvPages::allocate(device, shape, 1), b = KvPages::allocate(device, shape, 1),
+                plain = KvPages::allocate(device, shape, 1);
+  const gyre_kv_pages pages{{.value = a}};
+  const Tensor slots = integers({3, 4, 5, 6, 7});
+  const gyre_rope_append_inputs inputs{
+      .size = sizeof inputs, .k = c(k), .v = c(v), .positions = c(slots)};
+  const gyre_kv_slots to{.size = sizeof to,
+                         .pages = &pages,
+                         .slots = c(slots),
+                         .k_calibration = &k_c,
+                         .v_calibration = &v_c};
+  ran(gyre_rope_append(&encoder, &inputs, &to, nullptr));
+  const RopeAppendInputs given{.k = k, .v = v, .positions = slots};
+  rope_append(encoder.value, given, {b, slots, k_cpp, v_cpp});
+  rope_append(encoder.value, given, {.pages = plain, .slots = slots});
+  same(a.bytes, b.bytes);
+  EXPECT_NE(read_bytes(plain.bytes), read_bytes(a.bytes)) << "the calibration has no effect";
 }
 
 TEST_F(CCalibration, KvTransform) {
@@ -102,7 +124,7 @@ TEST_F(CCalibration, KvTransform) {
 }
 
 TEST_F(CCalibration, CachesAndPoolsTakeIt) {
-  const gyre_device on{.value = device};
+  const gyre_device on{{.value = device}};
   const gyre_kv_calibration both[] = {k_c, v_c};
   const gyre_kv_layer layer{.size = sizeof layer, .k = GYRE_KV_TQ4, .v = GYRE_KV_TQ4};
   gyre_kv_cache_options options{.size = sizeof options,

@@ -34,7 +34,8 @@ class CEqualsCpp : public testing::Test {
   }
   // A handle of C's for a tensor; freed at the end of the test.
   gyre_tensor* c(const Tensor& tensor) {
-    return tensors.emplace_back(std::make_unique<gyre_tensor>(gyre_tensor{.value = tensor})).get();
+    return tensors.emplace_back(std::make_unique<gyre_tensor>(gyre_tensor{{.value = tensor}}))
+        .get();
   }
   void ran(gyre_status status) {
     ASSERT_EQ(status, GYRE_OK) << gyre_last_error();
@@ -49,7 +50,7 @@ class CEqualsCpp : public testing::Test {
   }
 
   Device device = Device::open("cpu");
-  gyre_encoder encoder{.value = Encoder(device)};
+  gyre_encoder encoder{{.value = Encoder(device)}};
   std::mt19937 numbers{1};
   std::normal_distribution<float> normal;
   std::vector<std::unique_ptr<gyre_tensor>> tensors;

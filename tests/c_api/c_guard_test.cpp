@@ -6,7 +6,6 @@
 #include <map>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <thread>
 
 #include "c_api/guard.h"

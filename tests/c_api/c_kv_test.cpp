@@ -7,7 +7,7 @@ namespace {
 class CPages : public CEqualsCpp {
  protected:
   void SetUp() override {
-    const gyre_device on{.value = device};
+    const gyre_device on{{.value = device}};
     gyre_kv_pages* allocated = nullptr;
     ASSERT_EQ(gyre_kv_pages_allocate(&on, &shape, 3, &allocated), GYRE_OK) << gyre_last_error();
     ASSERT_EQ(gyre_kv_pages_bytes(allocated, &memory), GYRE_OK);
@@ -60,7 +60,8 @@ TEST_F(CPages, RopeAppend) {
                                        .positions = c(more),
                                        .q_weight = c(weight),
                                        .k_weight = c(weight)};
-  ran(gyre_rope_append(&encoder, &append, pages, c(more), &options));
+  const gyre_kv_slots to{.size = sizeof to, .pages = pages, .slots = c(more)};
+  ran(gyre_rope_append(&encoder, &append, &to, &options));
   rope_append(encoder.value,
               {.q = q,
                .q_out = qb,
@@ -119,7 +120,7 @@ TEST_F(CPages, Attention) {
 }
 
 TEST_F(CEqualsCpp, Cache) {
-  const gyre_device on{.value = device};
+  const gyre_device on{{.value = device}};
   const gyre_kv_cache_options options{.size = sizeof options,
                                       .kv_heads = kKvHeads,
                                       .head_dim = kDim,
@@ -156,7 +157,7 @@ TEST_F(CEqualsCpp, Cache) {
 }
 
 TEST_F(CEqualsCpp, LayersThatDifferAndShare) {
-  const gyre_device on{.value = device};
+  const gyre_device on{{.value = device}};
   gyre_kv_layer layers[3] = {
       {.size = sizeof layers[0]},
       {.size = sizeof layers[0], .window = 6, .kv_heads = 1, .head_dim = 128, .v_head_dim = 16},
@@ -209,7 +210,7 @@ TEST_F(CEqualsCpp, LayersThatDifferAndShare) {
 }
 
 TEST_F(CEqualsCpp, PoolDefaults) {
-  const gyre_device on{.value = device};
+  const gyre_device on{{.value = device}};
   const gyre_kv_pool_options options{.size = sizeof options,
                                      .kv_heads = kKvHeads,
                                      .head_dim = kDim,
@@ -235,8 +236,8 @@ TEST_F(CEqualsCpp, PoolDefaults) {
 // A few tokens as decoding does them, then as prompts.
 TEST_F(CEqualsCpp, PoolSteps) {
   const KvPool pool(device, {.kv_heads = kKvHeads, .head_dim = kDim, .pages = 8});
-  gyre_kv_pool by_c{.value = pool};
-  gyre_kv_sequence a{.value = pool.sequence()};
+  gyre_kv_pool by_c{{.value = pool}};
+  gyre_kv_sequence a{{.value = pool.sequence()}};
   KvSequence b = pool.sequence();
   gyre_kv_batch* batch = nullptr;
   ASSERT_EQ(gyre_kv_batch_create(&by_c, nullptr, &batch), GYRE_OK) << gyre_last_error();

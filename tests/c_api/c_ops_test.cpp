@@ -94,7 +94,7 @@ TEST_F(CEqualsCpp, RopeFrequenciesAndTable) {
     EXPECT_EQ(factor, expected.attention_factor) << type;
 
     gyre_tensor* table = nullptr;
-    ASSERT_EQ(gyre_rope_table(std::make_unique<gyre_device>(gyre_device{.value = device}).get(),
+    ASSERT_EQ(gyre_rope_table(std::make_unique<gyre_device>(gyre_device{{.value = device}}).get(),
                               inverse.data(), inverse.size(), &table),
               GYRE_OK);
     same(table->value, rope_table(device, expected.inverse));

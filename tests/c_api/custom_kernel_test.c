@@ -80,7 +80,7 @@ static void test_lists_and_graphs(void) {
   code.name = name;
   gyre_custom_kernel* kernel = make(&code);
   int32_t yes = 0;
-  OK(gyre_custom_kernel_supports(kernel, device, &yes));
+  OK(gyre_supports_custom_kernel(device, kernel, &yes));
   CHECK(yes == 1);
   name[0] = '?';
   const gyre_kv_copy_inputs copy = {.size = sizeof copy, .k = b, .k_cache = copied};
@@ -196,11 +196,11 @@ static void test_calls_are_checked(void) {
   elsewhere.cuda_name = "scale";
   gyre_custom_kernel* on_cuda = make(&elsewhere);
   int32_t yes = 1;
-  OK(gyre_custom_kernel_supports(on_cuda, device, &yes));
+  OK(gyre_supports_custom_kernel(device, on_cuda, &yes));
   CHECK(yes == 0);
   REFUSED_AS(GYRE_UNSUPPORTED, gyre_custom_kernel_record(on_cuda, encoder, &call),
              "scale: there is no code for device cpu");
-  REFUSED(gyre_custom_kernel_supports(on_cuda, NULL, &yes), "device is NULL");
+  REFUSED(gyre_supports_custom_kernel(NULL, on_cuda, &yes), "device is NULL");
   uint32_t commands = 1;
   OK(gyre_encoder_size(encoder, &commands));
   CHECK(commands == 0);

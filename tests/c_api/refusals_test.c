@@ -41,18 +41,22 @@ static void test_devices(void) {
   gyre_device_list_destroy(list);
 
   int32_t yes = 0;
-  OK(gyre_device_supports_kv_copy(device, GYRE_F32, GYRE_BF16, &yes));
+  OK(gyre_supports_kv_copy(device, GYRE_F32, GYRE_BF16, &yes));
   CHECK(yes == 1);
-  OK(gyre_device_supports_kv_copy(device, GYRE_F32, GYRE_I64, &yes));
+  OK(gyre_supports_kv_copy(device, GYRE_F32, GYRE_I64, &yes));
   CHECK(yes == 0);
-  OK(gyre_device_supports_rope(device, GYRE_F16, GYRE_F32, &yes));
+  OK(gyre_supports_rope(device, GYRE_F16, GYRE_F32, &yes));
   CHECK(yes == 1);
-  OK(gyre_device_supports_kv_quantize(device, GYRE_F32, GYRE_KV_TQ4, &yes));
+  OK(gyre_supports_kv_quantize(device, GYRE_F32, GYRE_KV_TQ4, &yes));
   CHECK(yes == 1);
-  REFUSED(gyre_device_supports_kv_quantize(device, GYRE_F32, 4, &yes), "format is 4");
+  REFUSED(gyre_supports_kv_quantize(device, GYRE_F32, 4, &yes), "format is 4");
   const gyre_attention_types types = {.size = sizeof types, .k = GYRE_KV_TQ8, .paged = 1};
-  OK(gyre_device_supports_attention(device, &types, &yes));
+  OK(gyre_supports_attention(device, &types, &yes));
   CHECK(yes == 1);
+  const gyre_attention_types latent = {
+      .size = sizeof latent, .k = GYRE_KV_MLX_NATIVE4, .v = GYRE_KV_F16, .latent = 1};
+  OK(gyre_supports_attention(device, &latent, &yes));
+  CHECK(yes == 0);
   uint64_t stream = 1;
   OK(gyre_device_stream(device, &stream));
   CHECK(stream == 0);
@@ -172,7 +176,7 @@ static void test_struct_sizes(void) {
   CHECK(commands == 2);  // refused calls record nothing
   OK(gyre_encoder_clear(encoder));
 
-  // What is given back: never more than the caller has, 0 in what the library does not know.
+  // Structs that the library fills: never more bytes than the caller has, 0 in unknown fields.
   struct {
     gyre_memory_use known;
     uint64_t added;
@@ -293,10 +297,10 @@ static void test_prepare(void) {
   uint64_t kernels = 9;
   gyre_model_shape shape = {
       .size = sizeof shape, .heads = 4, .kv_heads = 2, .head_dim = 64, .context = 256};
-  OK(gyre_device_prepare(device, &shape, NULL, NULL, &kernels));
+  OK(gyre_prepare(device, &shape, NULL, NULL, &kernels));
   CHECK(kernels == 0);  // a CPU has nothing to build
   shape.kv_heads = 3;
-  REFUSED(gyre_device_prepare(device, &shape, NULL, NULL, NULL), "heads");
+  REFUSED(gyre_prepare(device, &shape, NULL, NULL, NULL), "heads");
 }
 
 // A handle of another type is refused, as an argument, in a struct and by _destroy().

@@ -1,7 +1,6 @@
 #pragma once
 // What a cache holds, in the clear: its snapshot, dequantized key by key.
 
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <limits>

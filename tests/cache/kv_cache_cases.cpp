@@ -20,14 +20,9 @@ struct AppendCase {
   DType source = DType::f32;
   KvFormat k = KvFormat::tq8;
   KvFormat v = KvFormat::tq4;
-  uint64_t k_dim = 64;
-  uint64_t v_dim = 64;
-  uint64_t heads = 2;
-  uint64_t sink_tokens = 0;
+  uint64_t k_dim = 64, v_dim = 64, heads = 2, sink_tokens = 0;
   uint64_t tail = 0;  // tokens that stay in 16 bits
-  uint64_t body = 40;
-  uint64_t start = 21;
-  uint64_t tokens = 5;
+  uint64_t body = 40, start = 21, tokens = 5;
   uint64_t unseen = 0;  // tokens that the step has beyond those recorded
   std::string name = {};
 
@@ -149,7 +144,7 @@ void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor
   segments.of[0] = {kv_buffer(c.shape(KvRole::k), kLayout, t[2], t[3]),
                     kv_buffer(c.shape(KvRole::v), kLayout, t[6], t[7]),
                     {t[0], c.places(), abi::kSegmentBody}};
-  if (c.sink_tokens != 0 || c.tail != 0) add_near(segments, t[4], t[8]);
+  if (c.sink_tokens != 0 || c.tail != 0) add_f16(segments, t[4], t[8]);
   append_cache(encoder, {t[1].reshape({c.tokens, c.heads, c.k_dim}),
                          t[5].reshape({c.tokens, c.heads, c.v_dim}), segments});
 }
@@ -244,7 +239,7 @@ OpRun make_words(uint64_t words, uint64_t apart) {
   }
   OpRun made;
   made.blocks = {to};
-  made.commands = sum + 2 * runs.size() <= abi::kWordsWriteMost ? 1 : 2;
+  made.commands = sum + 2 * runs.size() <= abi::kMaxWordsWrite ? 1 : 2;
   made.once = true;
   made.record = [values, runs](Encoder& encoder, std::span<const Tensor> t) {
     words_write(encoder, values, runs, t[0]);

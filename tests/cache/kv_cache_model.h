@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 #include "attention/attention_fixture.h"
 #include "cache/held_values.h"
@@ -53,8 +52,7 @@ inline double row_bound(KvFormat format) {
 
 // How to ask: whatever attention offers.
 struct Question {
-  uint64_t tokens = 1;
-  uint64_t window = 0;
+  uint64_t tokens = 1, window = 0;
   float soft_cap = 0;
   bool sink_logits = false, alibi_slopes = false, tree_mask = false, causal = true;
 };
@@ -192,11 +190,10 @@ class CacheModel {
                                rows_hold(a.data.v, held.v.tail, v_dim(), near)}) {
       if (!result) return result;
     }
-    const double error = nmse(a.got, answer(a, held, formats));
-    const double most = tolerance(a, formats, ask);
-    if (error <= most) return testing::AssertionSuccess();
+    const double error = nmse(a.got, answer(a, held, formats)), bound = tolerance(a, formats, ask);
+    if (error <= bound) return testing::AssertionSuccess();
     return testing::AssertionFailure()
-           << "NMSE " << error << " over what is held, at most " << most;
+           << "NMSE " << error << " over what is held, at most " << bound;
   }
 
   std::mt19937 random;

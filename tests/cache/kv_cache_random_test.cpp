@@ -16,8 +16,7 @@ constexpr uint64_t kCapacity = 300;
 struct Life {
   std::vector<KvLayer> layers;
   const char* what;
-  uint64_t head_dim = kDim;
-  uint64_t v_head_dim = kValueDim;
+  uint64_t head_dim = kDim, v_head_dim = kValueDim;
 
   KvCacheOptions options() const {
     KvCacheOptions made = small({}, kCapacity);
@@ -78,9 +77,9 @@ class Lives {
   void begin_and_take_back(CacheModel& model) {
     const uint64_t length = model.cache.length(), room = kCapacity - length;
     if (room == 0) return;
-    const uint64_t most = std::min<uint64_t>(room, life_.rings() ? 16 : 64);
+    const uint64_t limit = std::min<uint64_t>(room, life_.rings() ? 16 : 64);
     const uint64_t more = random_() % 2 == 0 ? random_() % (std::min<uint64_t>(length, 4) + 1) : 0;
-    model.begin_and_take_back(1 + random_() % most, random_() % 2 == 0, more);
+    model.begin_and_take_back(1 + random_() % limit, random_() % 2 == 0, more);
   }
 
   void fork(CacheModel& model) {

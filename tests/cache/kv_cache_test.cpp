@@ -76,14 +76,14 @@ TEST(KvCache, ARefusedAttendLeavesNothingBehind) {
   Encoder encoder(other);
   const Tensor q = other.tensor(DType::f32, {1, kHeads, kDim}),
                out = other.tensor(DType::f32, {1, kHeads, kValueDim});
-  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
-                      [&] { model.cache.attend(encoder, 0, {.q = q, .out = out}); }));
+  EXPECT_REFUSED(("kv_cache.attend", "another device"),
+                 model.cache.attend(encoder, 0, {.q = q, .out = out}));
   EXPECT_LE(model.error(0, 1), 1e-3);
   // Also when there is scratch already, and more is asked for.
   const Tensor many = other.tensor(DType::f32, {50, kHeads, kDim}),
                outs = other.tensor(DType::f32, {50, kHeads, kValueDim});
-  EXPECT_TRUE(refused({"kv_cache.attend", "another device"},
-                      [&] { model.cache.attend(encoder, 0, {.q = many, .out = outs}); }));
+  EXPECT_REFUSED(("kv_cache.attend", "another device"),
+                 model.cache.attend(encoder, 0, {.q = many, .out = outs}));
   EXPECT_LE(model.error(0, 20), 1e-3);
 }
 
@@ -169,8 +169,8 @@ TEST(KvCache, AForkCanHaveALargerCapacity) {
     EXPECT_LE(model.error(0, 70), bound(KvFormat::tq8));
     model.append(30);
     EXPECT_LE(model.error(0, 30), bound(KvFormat::tq8));
-    EXPECT_TRUE(refused({"kv_cache.fork", "at least 100", "got 99"},
-                        [&] { model.cache.fork(model.encoder, 99); }));
+    EXPECT_REFUSED(("kv_cache.fork", "at least 100", "got 99"),
+                   model.cache.fork(model.encoder, 99));
     EXPECT_EQ(model.cache.length(), 100u);
   }
 }
@@ -180,8 +180,8 @@ TEST(KvCache, AForkKeepsItsRings) {
   options.step_tokens = 8;
   options.capacity = 16;
   CacheModel tight(options);
-  EXPECT_TRUE(refused({"kv_cache.fork", "capacity of 18", "17 slots", "they have 16"},
-                      [&] { tight.cache.fork(tight.encoder, 18); }));
+  EXPECT_REFUSED(("kv_cache.fork", "capacity of 18", "the window of layer 0 from 16 slots to 17"),
+                 tight.cache.fork(tight.encoder, 18));
   options.capacity = 17;
   CacheModel model(options);
   for (int i = 0; i < 2; ++i) model.append(8);
@@ -195,8 +195,8 @@ TEST(KvCache, AForkKeepsItsRings) {
   options.layers[0] = {KvFormat::tq8, KvFormat::tq8, 0, 9, 0};
   options.capacity = 16;
   CacheModel tail(options);
-  EXPECT_TRUE(refused({"kv_cache.fork", "17 of a tail", "and 16"},
-                      [&] { tail.cache.fork(tail.encoder, 18); }));
+  EXPECT_REFUSED(("kv_cache.fork", "the tail of layer 0 from 16 slots to 17"),
+                 tail.cache.fork(tail.encoder, 18));
 }
 
 TEST(KvCache, OneGraphForAWholeGeneration) {
@@ -275,37 +275,31 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
   };
   for (int i = 0; i < 2; ++i) model.append(100);
   model.append(95);
-  EXPECT_TRUE(refused({"kv_cache.begin_step", "295", "300", "6"},
-                      [&] { model.cache.begin_step(encoder, 6); }));
-  EXPECT_TRUE(
-      refused({"kv_cache.begin_step", "101"}, [&] { model.cache.begin_step(encoder, 101); }));
-  EXPECT_TRUE(
-      refused({"kv_cache.begin_step", "got 0"}, [&] { model.cache.begin_step(encoder, 0); }));
-  EXPECT_TRUE(refused({"kv_cache.append", "k must be", "[95, 64]"}, [&] {
-    model.cache.append(encoder, 0, device.tensor(DType::f32, {95, kDim}),
-                       rows(95, kKvHeads, kValueDim));
-  }));
-  EXPECT_TRUE(refused({"kv_cache.append", "v must be"}, [&] {
-    model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kDim));
-  }));
-  EXPECT_TRUE(refused({"kv_cache.append", "layer 1"}, [&] {
-    model.cache.append(encoder, 1, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim));
-  }));
-  EXPECT_TRUE(refused({"kv_cache.attend", "heads", "5"}, [&] {
-    model.cache.attend(encoder, 0, {.q = rows(1, 5, kDim), .out = rows(1, 5, kValueDim)});
-  }));
-  EXPECT_TRUE(refused({"kv_cache.attend", "40", "41"}, [&] {
-    model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
-                       {.mask = {.window = 41}});
-  }));
-  EXPECT_TRUE(refused({"kv_cache.attend", "at most step_tokens 100", "101"}, [&] {
-    model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
-                       {.mask = {.window = 1}});
-  }));
-  EXPECT_TRUE(
-      refused({"kv_cache.rollback", "295", "296"}, [&] { model.cache.rollback(encoder, 296); }));
-  EXPECT_TRUE(refused({"kv_cache.rollback", "window of layer 0"},
-                      [&] { model.cache.rollback(encoder, 101); }));
+  EXPECT_REFUSED(("kv_cache.begin_step", "295", "300", "6"), model.cache.begin_step(encoder, 6));
+  EXPECT_REFUSED(("kv_cache.begin_step", "101"), model.cache.begin_step(encoder, 101));
+  EXPECT_REFUSED(("kv_cache.begin_step", "got 0"), model.cache.begin_step(encoder, 0));
+  EXPECT_REFUSED(("kv_cache.append", "k must be", "[95, 64]"),
+                 model.cache.append(encoder, 0, device.tensor(DType::f32, {95, kDim}),
+                                    rows(95, kKvHeads, kValueDim)));
+  EXPECT_REFUSED(
+      ("kv_cache.append", "v must be"),
+      model.cache.append(encoder, 0, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kDim)));
+  EXPECT_REFUSED(
+      ("kv_cache.append", "layer 1"),
+      model.cache.append(encoder, 1, rows(95, kKvHeads, kDim), rows(95, kKvHeads, kValueDim)));
+  EXPECT_REFUSED(
+      ("kv_cache.attend", "heads", "5"),
+      model.cache.attend(encoder, 0, {.q = rows(1, 5, kDim), .out = rows(1, 5, kValueDim)}));
+  EXPECT_REFUSED(
+      ("kv_cache.attend", "40", "41"),
+      model.cache.attend(encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim)},
+                         {.mask = {.window = 41}}));
+  EXPECT_REFUSED(
+      ("kv_cache.attend", "at most step_tokens 100", "101"),
+      model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
+                         {.mask = {.window = 1}}));
+  EXPECT_REFUSED(("kv_cache.rollback", "295", "296"), model.cache.rollback(encoder, 296));
+  EXPECT_REFUSED(("kv_cache.rollback", "window of layer 0"), model.cache.rollback(encoder, 101));
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(model.cache.length(), 295u);
   EXPECT_LE(model.error(0, 10), 4e-4);
@@ -356,12 +350,12 @@ TEST(KvCache, RefusesWhatItCannotHold) {
     for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::tq8}) {
       KvCacheOptions options = small({.k = format, .v = format});
       options.head_dim = dim;
-      EXPECT_TRUE(refused({"kv_cache: layer 0: head_dim", "multiple of 8", std::to_string(dim)},
-                          [&] { KvCache cache(device, options); }));
+      EXPECT_REFUSED(("kv_cache: layer 0: head_dim", "multiple of 8", std::to_string(dim)),
+                     KvCache cache(device, options));
       options = small({.k = format, .v = format});
       options.v_head_dim = dim == 0 ? 12 : dim;
-      EXPECT_TRUE(refused({"kv_cache: layer 0: v_head_dim", "multiple of 8"},
-                          [&] { KvCache cache(device, options); }));
+      EXPECT_REFUSED(("kv_cache: layer 0: v_head_dim", "multiple of 8"),
+                     KvCache cache(device, options));
     }
   }
   EXPECT_TRUE(refused({"sink_tokens", "window"}, make({.window = 5, .sink_tokens = 4})));

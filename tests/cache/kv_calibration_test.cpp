@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -90,8 +89,8 @@ std::vector<double> stored(const KvCalibrated::Side& s, KvFormat format, bool is
     }
     return values;
   }
-  return reference::kv_restored(reference::kv_rotated(reference::kv_coder(name(format), is_v),
-                                                      {calibrated.codes, {calibrated.scale}}));
+  return reference::kv_restored(
+      reference::kv_rotated(reference::kv_coder(name(format), is_v), calibrated.coded));
 }
 
 std::vector<double> product(const float* matrix, std::span<const double> x) {

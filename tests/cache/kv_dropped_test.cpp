@@ -10,12 +10,12 @@ TEST_F(KvProtocol, DroppedLists) {
   encoder.submit().wait();
   append_all(encoder, 2);
   encoder.clear();
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("lacks append() of layers 0 to 4"), cache.begin_step(encoder, 1));
   {
     Encoder short_lived(device);
     append_all(short_lived, 2);
   }
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("lacks append() of layers 0 to 4"), cache.begin_step(encoder, 1));
   append_all(encoder, 2);
   encoder.submit().wait();
   save();
@@ -84,8 +84,8 @@ TEST_F(KvProtocol, ADroppedForkIsNotThere) {
   expect_goes_on();
   std::swap(dropped, cache);
   const KvCache copy = cache.fork(encoder), copy_of_copy = copy.fork(encoder);
-  EXPECT_TRUE(refused({"encoder.instantiate", "kv_extend"}, [&] { encoder.instantiate(); }));
-  EXPECT_TRUE(refused({"not submitted"}, [&] { save(copy); }));
+  EXPECT_REFUSED(("encoder.instantiate", "kv_extend"), encoder.instantiate());
+  EXPECT_REFUSED(("not submitted"), save(copy));
   encoder.submit().wait();
   save(copy);
   save(copy_of_copy);

@@ -69,11 +69,11 @@ TEST_F(KvLayers, CachesThatAreGivenNoneHaveATailAndASinkToken) {
     given = GivenRows(made.layers());
     for (uint64_t tokens = 0; tokens < capacity; tokens += 20) step(made, 20);
   }
-  EXPECT_TRUE(refused({"the tail of layer 0 must be below 2^31", "got 4294967296"}, [&] {
-    const KvCache made(
-        device,
-        {.kv_heads = 2, .head_dim = 64, .capacity = 400, .layers = {{.tail = uint64_t{1} << 32}}});
-  }));
+  EXPECT_REFUSED(("the tail of layer 0 must be below 2^31", "got 4294967296"),
+                 const KvCache made(device, {.kv_heads = 2,
+                                             .head_dim = 64,
+                                             .capacity = 400,
+                                             .layers = {{.tail = uint64_t{1} << 32}}}));
 }
 
 TEST_F(KvLayers, StepsRollbackForkAndClear) {
@@ -173,20 +173,17 @@ TEST_F(KvLayers, AnAppendToASharedLayerIsRefused) {
                q = device.tensor(DType::f32, {1, l.kv_heads, l.head_dim});
   cache.begin_step(encoder, 1);
   const size_t recorded = encoder.size();
-  EXPECT_TRUE(refused({"kv_cache.append", "layer 6 has no K and V of its own", "of layer 1"},
-                      [&] { cache.append(encoder, 6, k, k); }));
-  EXPECT_TRUE(refused({"kv_cache.rope_append", "layer 6 has no K and V of its own"}, [&] {
-    cache.rope_append(encoder, 6, {.q = q, .q_out = q, .k = k, .v = k});
-  }));
-  EXPECT_TRUE(refused({"kv_cache.append", "10 layers, got layer 10"},
-                      [&] { cache.append(encoder, 10, k, k); }));
+  EXPECT_REFUSED(("kv_cache.append", "layer 6 has no K and V of its own", "of layer 1"),
+                 cache.append(encoder, 6, k, k));
+  EXPECT_REFUSED(("kv_cache.rope_append", "layer 6 has no K and V of its own"),
+                 cache.rope_append(encoder, 6, {.q = q, .q_out = q, .k = k, .v = k}));
+  EXPECT_REFUSED(("kv_cache.append", "10 layers, got layer 10"), cache.append(encoder, 10, k, k));
   EXPECT_EQ(encoder.size(), recorded);
   // Layers that share are not among those that a step waits for.
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 2, 4 to 5;"}, [&] { cache.end_step(); }));
+  EXPECT_REFUSED(("lacks append() of layers 0 to 2, 4 to 5;"), cache.end_step());
   // Its owner's append must come first.
   cache.attend(encoder, 6, {.q = q, .out = device.tensor(DType::f32, q.shape())});
-  EXPECT_TRUE(
-      refused({"attend of layer 1 comes before the step's append()"}, [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("attend of layer 1 comes before the step's append()"), encoder.submit());
   encoder.clear();
   cache.rollback(encoder, 1);
   encoder.submit().wait();
@@ -239,8 +236,8 @@ TEST_F(KvLayers, LayersThatNoCacheCanHave) {
   }
   KvCacheOptions options = mixed();
   options.kv_heads = 0;
-  EXPECT_TRUE(refused({"kv_cache: layer 0: kv_heads must be given"},
-                      [&] { const KvCache made(device, options); }));
+  EXPECT_REFUSED(("kv_cache: layer 0: kv_heads must be given"),
+                 const KvCache made(device, options));
 }
 
 // 64 coordinates in one layer, 128 in the next: each has a basis of its size.
@@ -273,8 +270,8 @@ TEST_F(KvLayers, CalibrationsOfEachLayersSize) {
   std::swap(options.calibration[0], options.calibration[1]);
   EXPECT_THROW(KvCache(device, options), Error);
   options.calibration = {{}, basis(1, 128), basis(1, 128)};
-  EXPECT_TRUE(refused({"kv_cache: layer 2 shares the cache of layer 1", "calibration"},
-                      [&] { const KvCache refused_cache(device, options); }));
+  EXPECT_REFUSED(("kv_cache: layer 2 shares the cache of layer 1", "calibration"),
+                 const KvCache refused_cache(device, options));
 }
 
 // 5 windows and a full layer in turns; the last layers share, as Gemma 3n and 4 do.
@@ -310,9 +307,9 @@ TEST_F(KvLayers, PrepareTakesThem) {
                               {.kv_shared_layer_index = 0}},
                    .context = 64,
                    .step_tokens = 8});
-  EXPECT_TRUE(refused({"prepare: heads must be a multiple of kv_heads, got 4 and 3"}, [&] {
-    prepare(device, {.heads = 4, .layers = {{.kv_heads = 3, .head_dim = 64}}, .context = 64});
-  }));
+  EXPECT_REFUSED(
+      ("prepare: heads must be a multiple of kv_heads, got 4 and 3"),
+      prepare(device, {.heads = 4, .layers = {{.kv_heads = 3, .head_dim = 64}}, .context = 64}));
 }
 
 }  // namespace

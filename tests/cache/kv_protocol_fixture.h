@@ -6,7 +6,6 @@
 
 #include <cstdio>
 #include <string>
-#include <utility>
 
 #include "cache/kv_cache_model.h"
 #include "expect_error.h"

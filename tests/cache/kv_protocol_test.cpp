@@ -12,16 +12,16 @@ TEST_F(KvProtocol, AForgottenLayerIsNamed) {
   append(encoder, 4, 2);
   encoder.submit().wait();
   const std::vector<std::string> lacks = {"the step of 2 tokens lacks append() of layers 1 to 3"};
-  EXPECT_TRUE(refused({"kv_cache.begin_step", lacks[0]}, [&] { cache.begin_step(encoder, 1); }));
-  EXPECT_TRUE(refused({"kv_cache.rollback", lacks[0]}, [&] { cache.rollback(encoder, 1); }));
-  EXPECT_TRUE(refused({"kv_cache.save", lacks[0]}, [&] { save(); }));
-  EXPECT_TRUE(refused({"kv_cache.fork", lacks[0]}, [&] { cache.fork(encoder); }));
+  EXPECT_REFUSED(("kv_cache.begin_step", lacks[0]), cache.begin_step(encoder, 1));
+  EXPECT_REFUSED(("kv_cache.rollback", lacks[0]), cache.rollback(encoder, 1));
+  EXPECT_REFUSED(("kv_cache.save", lacks[0]), save());
+  EXPECT_REFUSED(("kv_cache.fork", lacks[0]), cache.fork(encoder));
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(cache.length(), 5u);
   append(encoder, 2, 2);
-  EXPECT_TRUE(refused({"lacks append() of layers 1, 3;"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("lacks append() of layers 1, 3;"), cache.begin_step(encoder, 1));
   append(encoder, 1, 2);
-  EXPECT_TRUE(refused({"lacks append() of layer 3;"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("lacks append() of layer 3;"), cache.begin_step(encoder, 1));
   append(encoder, 3, 2);
   expect_goes_on();  // the rest of the step is recorded and not yet submitted
 }
@@ -43,11 +43,10 @@ TEST_F(KvProtocol, AStepThatLacksLayersIsTakenBackWhole) {
 
 TEST_F(KvProtocol, ExtendTwice) {
   cache.begin_step(encoder, 2);
-  EXPECT_TRUE(refused({"kv_cache.begin_step", "lacks append() of layers 0 to 4"},
-                      [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("kv_cache.begin_step", "lacks append() of layers 0 to 4"),
+                 cache.begin_step(encoder, 1));
   encoder.submit().wait();
-  EXPECT_TRUE(
-      refused({"kv_cache.begin_step", "layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("kv_cache.begin_step", "layers 0 to 4"), cache.begin_step(encoder, 1));
   append_all(encoder, 2);
   expect_goes_on();
 }
@@ -70,8 +69,8 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
     expect_refused("kv_cache.clear", [&] { cache.clear(other); });
     expect_refused("kv_cache.fork", [&] { cache.fork(other); });
     EXPECT_EQ(other.size(), 0u);
-    EXPECT_TRUE(refused({"kv_cache.save", "not submitted"}, [&] { save(); }));
-    EXPECT_TRUE(refused({"kv_cache.load", "not submitted"}, [&] { cache.load(path); }));
+    EXPECT_REFUSED(("kv_cache.save", "not submitted"), save());
+    EXPECT_REFUSED(("kv_cache.load", "not submitted"), cache.load(path));
   };
   attend(encoder, 0, 1);
   expect_all_refused();
@@ -106,22 +105,21 @@ TEST_F(KvProtocol, MoreQueriesThanTokens) {
   step(8);
   cache.begin_step(encoder, 2);
   append(encoder, 0, 2);
-  EXPECT_TRUE(refused({"kv_cache.attend", "the step has 2 tokens, got 3 queries"},
-                      [&] { attend(encoder, 0, 3); }));
+  EXPECT_REFUSED(("kv_cache.attend", "the step has 2 tokens, got 3 queries"),
+                 attend(encoder, 0, 3));
   attend(encoder, 0, 2);
   for (uint64_t layer = 1; layer < kLayers; ++layer) append(encoder, layer, 2);
   encoder.submit().wait();
   attend(encoder, 0, 3);  // may be for a step to come
-  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.attend of layer 0", "3 queries", "2 tokens"},
-                      [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "kv_cache.attend of layer 0", "3 queries", "2 tokens"),
+                 encoder.submit());
   encoder.clear();
   // A step that is ended leaves its tokens to be asked about again, as many as there are.
   cache.rollback(encoder, 0);
   attend(encoder, 0, 10);
   encoder.submit().wait();
   attend(encoder, 0, 11);
-  EXPECT_TRUE(
-      refused({"encoder.submit", "11 queries", "the cache 10 tokens"}, [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "11 queries", "the cache 10 tokens"), encoder.submit());
   encoder.clear();
   expect_goes_on();
 }
@@ -131,9 +129,8 @@ TEST_F(KvProtocol, AnAttendBeforeTheAppendOfItsLayer) {
   cache.begin_step(encoder, 1);
   append(encoder, 0, 1);
   attend(encoder, 1, 1);
-  EXPECT_TRUE(
-      refused({"encoder.submit", "kv_cache.attend of layer 1", "before the step's append()"},
-              [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "kv_cache.attend of layer 1", "before the step's append()"),
+                 encoder.submit());
   encoder.clear();
   cache.rollback(encoder, 1);
   encoder.submit().wait();
@@ -149,23 +146,23 @@ TEST_F(KvProtocol, GraphsAppendWhenTheyAreReplayed) {
   attend(encoder, 2, 4);
   const Graph four = encoder.instantiate();
   save();  // nothing is recorded
-  EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0", "begin_step() comes first"},
-                      [&] { one.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "kv_cache.append of layer 0", "begin_step() comes first"),
+                 one.replay());
   for (const uint64_t tokens : {1, 4, 1, 1, 4}) {
     cache.begin_step(encoder, tokens);
-    EXPECT_TRUE(refused({"graph.replay", "kv_cache"}, [&] { (tokens == 1 ? one : four).replay(); }))
+    EXPECT_REFUSED(("graph.replay", "kv_cache"), (tokens == 1 ? one : four).replay())
         << "before its begin_step() is submitted";
     encoder.submit();
-    EXPECT_TRUE(refused({"graph.replay", "kv_cache.append of layer 0 was recorded with"},
-                        [&] { (tokens == 1 ? four : one).replay(); }));
-    EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
+    EXPECT_REFUSED(("graph.replay", "kv_cache.append of layer 0 was recorded with"),
+                   (tokens == 1 ? four : one).replay());
+    EXPECT_REFUSED(("layers 0 to 4"), cache.begin_step(encoder, 1));
     (tokens == 1 ? one : four).replay().wait();
     (tokens == 1 ? one : four).replay().wait();  // the same tokens into the same slots
   }
   EXPECT_EQ(cache.length(), 11u);
   cache.rollback(encoder, 1);
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"graph.replay", "begin_step() comes first"}, [&] { one.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "begin_step() comes first"), one.replay());
   expect_goes_on();
 }
 
@@ -180,11 +177,11 @@ TEST_F(KvProtocol, AGraphPerLayer) {
   cache.begin_step(encoder, 1);
   encoder.submit();
   graphs[0].replay().wait();
-  EXPECT_TRUE(refused({"graph.replay", "kv_cache.attend of layer 1", "before the step's append()"},
-                      [&] { asks.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "kv_cache.attend of layer 1", "before the step's append()"),
+                 asks.replay());
   graphs[1].replay();
   asks.replay().wait();
-  EXPECT_TRUE(refused({"layers 2 to 4"}, [&] { cache.begin_step(encoder, 1); }));
+  EXPECT_REFUSED(("layers 2 to 4"), cache.begin_step(encoder, 1));
   for (uint64_t layer = 2; layer < kLayers; ++layer) graphs[layer].replay().wait();
   expect_goes_on();
 }
@@ -193,17 +190,15 @@ TEST_F(KvProtocol, AGraphPerLayer) {
 TEST_F(KvProtocol, RecordedBeforeThereIsAStep) {
   append_all(encoder, 3);
   attend(encoder, 4, 3);
-  EXPECT_TRUE(refused({"encoder.submit", "kv_cache.append of layer 0", "begin_step() comes first"},
-                      [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "kv_cache.append of layer 0", "begin_step() comes first"),
+                 encoder.submit());
   cache.begin_step(encoder, 3);
-  EXPECT_TRUE(refused({"encoder.submit", "append of layer 0 comes before a step that is recorded"},
-                      [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "append of layer 0 comes before a step that is recorded"),
+                 encoder.submit());
   encoder.clear();
   cache.clear(encoder);
-  EXPECT_TRUE(refused({"kv_cache.append", "from 1 to step_tokens 100", "101"},
-                      [&] { append(encoder, 0, 101); }));
-  EXPECT_TRUE(
-      refused({"kv_cache.append", "from 1 to step_tokens 100"}, [&] { append(encoder, 0, 0); }));
+  EXPECT_REFUSED(("kv_cache.append", "from 1 to step_tokens 100", "101"), append(encoder, 0, 101));
+  EXPECT_REFUSED(("kv_cache.append", "from 1 to step_tokens 100"), append(encoder, 0, 0));
   expect_goes_on();
 }
 
@@ -216,8 +211,8 @@ TEST_F(KvProtocol, AGraphThatWouldSeeLostKeys) {
   asks.replay().wait();
   cache.rollback(encoder, 100);
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"graph.replay", "layer 3 no longer has key 60", "1 queries at length 100"},
-                      [&] { asks.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "layer 3 no longer has key 60", "1 queries at length 100"),
+                 asks.replay());
   attend(encoder, 3, 1, {.mask = {.window = 39}});
   encoder.submit().wait();
   expect_goes_on();
@@ -229,19 +224,17 @@ TEST_F(KvProtocol, WhatTheCacheDoesNotSeeIsSaid) {
   cache.begin_step(encoder, 1);
   EXPECT_TRUE(refused({"kv_cache.end_step", "not submitted"}, end_captured));
   encoder.submit().wait();
-  EXPECT_TRUE(refused({"layers 0 to 4"}, [&] { cache.begin_step(encoder, 1); }));
-  EXPECT_TRUE(refused({"kv_cache.end_step", "layers 0 to 4"}, [&] { cache.end_step(); }));
+  EXPECT_REFUSED(("layers 0 to 4"), cache.begin_step(encoder, 1));
+  EXPECT_REFUSED(("kv_cache.end_step", "layers 0 to 4"), cache.end_step());
   end_captured();
   cache.end_step();  // complete already
   expect_goes_on();
 }
 
 TEST_F(KvProtocol, AStepEndsWhenEveryLayerIsAppended) {
-  EXPECT_TRUE(
-      refused({"kv_cache.end_step", "begin_step() comes first"}, [&] { cache.end_step(); }));
+  EXPECT_REFUSED(("kv_cache.end_step", "begin_step() comes first"), cache.end_step());
   cache.begin_step(encoder, 2);
-  EXPECT_TRUE(
-      refused({"kv_cache.end_step", "lacks append() of layers 0 to 4"}, [&] { cache.end_step(); }));
+  EXPECT_REFUSED(("kv_cache.end_step", "lacks append() of layers 0 to 4"), cache.end_step());
   append_all(encoder, 2);
   cache.end_step();
   encoder.submit().wait();
@@ -255,8 +248,8 @@ TEST_F(KvProtocol, ListsOutliveTheCache) {
   const Graph graph = encoder.instantiate();
   append_all(encoder, 1);
   cache = KvCache(device, options());
-  EXPECT_TRUE(refused({"begin_step() comes first"}, [&] { graph.replay(); }));
-  EXPECT_TRUE(refused({"begin_step() comes first"}, [&] { encoder.submit(); }));
+  EXPECT_REFUSED(("begin_step() comes first"), graph.replay());
+  EXPECT_REFUSED(("begin_step() comes first"), encoder.submit());
   encoder.clear();
   expect_goes_on();
 }

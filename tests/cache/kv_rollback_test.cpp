@@ -49,7 +49,7 @@ TEST(KvTruncate, AStepTakenBackWasNever) {
   }
 }
 
-// What is taken back with a step was there before it.
+// A rollback that takes back a step and tokens before it.
 TEST(KvTruncate, AStepAndMoreTakenBack) {
   for (const uint64_t more : {1, 5, 19, 20, 21, 40}) {
     CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20, .sink_tokens = 3}));
@@ -75,7 +75,7 @@ TEST(KvTruncate, AStepTakenBackInParts) {
   EXPECT_LE(model.error(0, 1, 20), 1e-6);
 }
 
-// What is cut deeper than a step has left the ring: it stays compressed.
+// Tokens cut deeper than one step have left the ring: they stay compressed.
 TEST(KvTruncate, MoreThanAStepTakenBackStaysCompressed) {
   CacheModel model(small({.k = KvFormat::tq8, .v = KvFormat::tq8, .tail = 20}));
   for (int i = 0; i < 3; ++i) model.append(80);
@@ -107,8 +107,8 @@ TEST(KvTruncate, AWindowGoesBackAStepFromTheLongestLength) {
   const uint64_t ring = cache.describe()[0].slots, oldest = 64 - ring + 8 - 1;
   EXPECT_LE(oldest, 48u);
   const uint64_t too_far = cache.length() - oldest + 1;
-  EXPECT_TRUE(refused({"kv_cache.rollback", "the window of layer 0 no longer has key"},
-                      [&] { cache.rollback(encoder, too_far); }));
+  EXPECT_REFUSED(("kv_cache.rollback", "the window of layer 0 no longer has key"),
+                 cache.rollback(encoder, too_far));
   cache.rollback(encoder, too_far - 1);
   EXPECT_EQ(cache.length(), oldest);
   cache.clear(encoder);

@@ -108,7 +108,7 @@ TEST_F(KvSnapshot, AReplayAfterALoadDoesNoHarm) {
     graph.replay().wait();
     from.cache.save(folder / "a");
     to.cache.load(folder / "a");
-    EXPECT_TRUE(refused({"graph.replay", "begin_step() comes first"}, [&] { graph.replay(); }));
+    EXPECT_REFUSED(("graph.replay", "begin_step() comes first"), graph.replay());
     EXPECT_EQ(to.answers(), from.answers());
     to.cache.save(folder / "b");
     EXPECT_EQ(bytes_of_file(folder / "a"), bytes_of_file(folder / "b"));
@@ -290,8 +290,7 @@ TEST_F(KvSnapshot, FilesThatCannotBeRead) {
   Session session(device, options_for({}));
   const auto cannot = [&](const std::string& path, const std::vector<std::string>& parts) {
     EXPECT_TRUE(throws_error(ErrorCode::io, parts, [&] { session.cache.load(path); }));
-    EXPECT_TRUE(
-        throws_error(ErrorCode::io, {"inspect_snapshot", path}, [&] { inspect_snapshot(path); }));
+    EXPECT_ERROR(io, ("inspect_snapshot", path), inspect_snapshot(path));
   };
   cannot(folder / "none", {"kv_cache.load", "none", "No such file"});
   cannot(folder / ".", {"not a regular file"});
@@ -337,9 +336,9 @@ TEST_F(KvSnapshot, WhatASaveReplaces) {
   EXPECT_EQ(inspect_snapshot(folder / "inner/a").length, 10u);
 
   const std::string cut = (folder / "cut") + std::string("\0.gyrekv", 8);
-  EXPECT_TRUE(refused({"kv_cache.save", "NUL"}, [&] { session.cache.save(cut); }));
+  EXPECT_REFUSED(("kv_cache.save", "NUL"), session.cache.save(cut));
   session.cache.save(folder / "cut");
-  EXPECT_TRUE(refused({"kv_cache.load", "NUL"}, [&] { session.cache.load(cut); }));
+  EXPECT_REFUSED(("kv_cache.load", "NUL"), session.cache.load(cut));
 }
 
 // Whatever goes wrong while saving, the old file stays and nothing is left beside it.
@@ -355,18 +354,17 @@ TEST_F(KvSnapshot, ASaveThatFailsLeavesTheOldFile) {
   for (const rlim_t limit : {0, 100, 1000}) {
     const rlimit small{limit, old.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-    EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_cache.save", "cannot write", "File too large"},
-                             [&] { session.cache.save(folder / "a"); }));
+    EXPECT_ERROR(io, ("kv_cache.save", "cannot write", "File too large"),
+                 session.cache.save(folder / "a"));
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   }
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(bytes_of_file(folder / "a"), before);
   EXPECT_EQ(folder.files(), 1u);
   std::filesystem::create_directory(folder / "taken");
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_cache.save", "not a regular file"},
-                           [&] { session.cache.save(folder / "taken"); }));
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"cannot open its folder", "No such file"},
-                           [&] { session.cache.save(folder / "none/a"); }));
+  EXPECT_ERROR(io, ("kv_cache.save", "not a regular file"), session.cache.save(folder / "taken"));
+  EXPECT_ERROR(io, ("cannot open its folder", "No such file"),
+               session.cache.save(folder / "none/a"));
   EXPECT_EQ(folder.files(), 2u);
   session.cache.save(folder / "a");
   EXPECT_EQ(inspect_snapshot(folder / "a").length, 40u);

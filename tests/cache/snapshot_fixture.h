@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

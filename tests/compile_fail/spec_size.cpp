@@ -10,4 +10,4 @@ struct Spec {
 #endif
 };
 
-gyre::Kernel<Spec, uint64_t> kernel;
+gyre::Kernel<Spec, uint64_t> kernel("any", {});

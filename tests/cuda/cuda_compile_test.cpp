@@ -43,9 +43,10 @@ Resources resources_of(const CompiledKernel& kernel) {
   return used;
 }
 
-std::span<const uint64_t> specs_of(const KernelInfo& kernel) {
+std::span<const uint64_t> specs_of(const CudaKernel& kernel) {
+  if (kernel.specs != nullptr) return kernel.specs();
   for (const KernelUse& use : kernel_uses()) {
-    if (use.kernel == &kernel) return use.specs();
+    if (use.kernel == kernel.info) return use.specs();
   }
   return {};  // nothing lists the kernel: its row finds no names
 }
@@ -63,7 +64,7 @@ std::vector<std::string> chosen_names(const CudaKernel& kernel, uint32_t arch) {
   const bool both_ends = arch == 80 || arch == 90;
   std::map<std::string, std::vector<std::string>> of_templates;
   std::set<std::string> seen;
-  for (const uint64_t spec : specs_of(*kernel.info)) {
+  for (const uint64_t spec : specs_of(kernel)) {
     if (kernel.fits != nullptr && !kernel.fits(spec, limits_of(arch))) continue;
     const std::string name = kernel.name(spec);
     if (!name.empty() && seen.insert(name).second)

@@ -49,8 +49,7 @@ TEST_F(CudaDevice, DescribesItself) {
   EXPECT_NE(info.description.find("compute capability"), std::string::npos) << info.description;
   EXPECT_GT(info.compute_units, 0u);
   EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:99", "there are"},
-                           [] { Device::open("cuda:99"); }));
+  EXPECT_ERROR(unsupported, ("cuda:99", "there are"), Device::open("cuda:99"));
 }
 
 TEST_F(CudaDevice, HostCopiesOfEverySize) {
@@ -88,8 +87,8 @@ TEST_F(CudaDevice, AGraphMayGoWhileItRuns) { expect_a_graph_may_go(device(), 32 
 
 TEST_F(CudaDevice, WrapsItsOwnMemoryOnly) {
   std::vector<float> host(8);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "cuda:0", "write_from"},
-                           [&] { device().wrap(host.data(), DType::f32, {8}); }));
+  EXPECT_ERROR(unsupported, ("device.wrap", "cuda:0", "write_from"),
+               device().wrap(host.data(), DType::f32, {8}));
   const Tensor memory = filled(1024, 4);
   auto owner = std::make_shared<int>(1);
   const std::weak_ptr<int> alive = owner;

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <iostream>
 #include <thread>
 
@@ -218,7 +217,7 @@ TEST_F(CudaFaults, AListThatCannotGoOnEndsTheDevice) {
       throws_error(ErrorCode::device_lost, {"cuda:0", "in kv_copy", "no more work"}, submit));
   EXPECT_EQ(fake().unseen(), 0u);
   EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, submit));
-  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"in kv_copy"}, [&] { device.wait(); }));
+  EXPECT_ERROR(device_lost, ("in kv_copy"), device.wait());
   EXPECT_EQ(fake().kernels_run(), before + 3);
 }
 
@@ -234,8 +233,7 @@ TEST_F(CudaFaults, AListThatIsRefusedInTheMiddleEndsTheDevice) {
     encoder.submit().wait();
   }
   fake().fail(2, 1, cuda::kCuInvalidValue);
-  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"cuda:0", "in kv_copy", "no more work"},
-                           [&] { encoder.submit(); }));
+  EXPECT_ERROR(device_lost, ("cuda:0", "in kv_copy", "no more work"), encoder.submit());
   EXPECT_EQ(fake().unseen(), 0u) << "what was launched may use what the caller holds";
 }
 

@@ -210,9 +210,9 @@ TEST_F(Prepare, AStepCompilesNothingAfterIt) {
     EXPECT_EQ(compiled(), static_cast<long>(told)) << name;
     const uint32_t before = loaded(device);
     EXPECT_GE(before, told) << name;
-    const uint64_t most = std::min(shape.step_tokens, shape.context);
+    const uint64_t largest_step = std::min(shape.step_tokens, shape.context);
     for (const uint64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 64, 65, 77, 200, 512}) {
-      if (tokens > most) break;
+      if (tokens > largest_step) break;
       for (const bool tree_mask : {false, true}) {
         if (!tree_mask || (shape.tree_mask && tokens <= 64))
           run_cache(device, shape, tokens, tree_mask);
@@ -260,8 +260,7 @@ TEST_F(Prepare, LeavesOutWhatIsNotUsed) {
 // Without the GPU, for its architecture: a device of it then has all it needs.
 TEST_F(Prepare, WorksWithoutTheGpu) {
   const Device offline = Device::open("cuda:sm_90", options());
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"cuda:sm_90", "only compiles"},
-                           [&] { offline.tensor(DType::f32, {1}); }));
+  EXPECT_ERROR(unsupported, ("cuda:sm_90", "only compiles"), offline.tensor(DType::f32, {1}));
   for (const auto& [name, shape] : shapes()) {
     prepare(offline, shape);
     for (const char* multiprocessors : {"132", "114", "78"}) {
@@ -271,29 +270,26 @@ TEST_F(Prepare, WorksWithoutTheGpu) {
     }
   }
   for (const char* wrong : {"cuda:sm_", "cuda:sm_9", "cuda:sm_90x", "cuda:sm_99999999999"})
-    EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, {wrong, "cuda:sm_90"},
-                             [&] { Device::open(wrong, options()); }));
+    EXPECT_ERROR(invalid_argument, (wrong, "cuda:sm_90"), Device::open(wrong, options()));
 }
 
 // It compiles, and says so to whoever wants more of it.
 TEST_F(Prepare, ADeviceWithoutAGpuHasNoMemoryAndRunsNothing) {
   const Device offline = Device::open("cuda:sm_90", options());
   float memory = 0;
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "only compiles"},
-                           [&] { offline.wrap(&memory, DType::f32, {1}); }));
+  EXPECT_ERROR(unsupported, ("device.wrap", "only compiles"),
+               offline.wrap(&memory, DType::f32, {1}));
   const CustomKernel kernel({.name = "own",
                              .args = {{"x", Access::read_write}},
                              .params_bytes = 8,
                              .cuda = {"__global__ void own() {}", "own"}});
   EXPECT_TRUE(supports(offline, kernel));
   Encoder encoder(offline);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder", "only compiles"},
-                           [&] { kernel(encoder, uint64_t{0}, {Tensor()}, {}); }));
+  EXPECT_ERROR(unsupported, ("encoder", "only compiles"),
+               kernel(encoder, uint64_t{0}, {Tensor()}, {}));
   EXPECT_EQ(encoder.size(), 0u);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.submit", "only compiles"},
-                           [&] { encoder.submit(); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.instantiate", "only compiles"},
-                           [&] { encoder.instantiate(); }));
+  EXPECT_ERROR(unsupported, ("encoder.submit", "only compiles"), encoder.submit());
+  EXPECT_ERROR(unsupported, ("encoder.instantiate", "only compiles"), encoder.instantiate());
   for (const KernelDescription& row : offline.kernels()) EXPECT_EQ(row.loaded, 0u) << row.name;
   EXPECT_EQ(offline.memory().in_use_bytes, 0u);
   offline.trim();
@@ -330,7 +326,7 @@ TEST_F(Prepare, TheCAbiTellsOfEachKernel) {
       to.all = so_far->all;
       to.names.insert(so_far->kernel);
     };
-    ASSERT_EQ(gyre_device_prepare(device, &shape, note, &seen, &kernels), GYRE_OK);
+    ASSERT_EQ(gyre_prepare(device, &shape, note, &seen, &kernels), GYRE_OK);
     EXPECT_GT(kernels, 5u);
     EXPECT_EQ(seen.calls, kernels);
     EXPECT_EQ(seen.last, kernels);

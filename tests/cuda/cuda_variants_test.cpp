@@ -57,6 +57,9 @@ class PlanningDevice final : public DeviceImpl {
   std::string describe(const KernelInfo& kernel, uint64_t spec) const override {
     return kernels_.describe(kernel, spec);
   }
+  std::span<const uint64_t> planned_specs(const KernelInfo& kernel) const override {
+    return kernels_.planned_specs(kernel);
+  }
   bool plan(const KernelInfo& kernel, const void* problem, void* plan) const override {
     return kernels_.plan(kernel, problem, plan);
   }

@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -15,15 +15,15 @@ namespace {
 // The lowest finite logit: warps without keys weigh nothing.
 TEST(AttentionLimits, LowestLogit) {
   constexpr uint64_t kDim = 64;
-  const float most = std::numeric_limits<float>::max();
+  const float max = std::numeric_limits<float>::max();
   // q k scale in base 2 is to be exactly -most.
   float scale = 0, key = 1;
   for (uint32_t m = 0; m < 1024 && scale == 0; ++m) {
     key = 1 + static_cast<float>(m) / 1024;
-    float near = most / key / 1.44269504f;
+    float near = max / key / 1.44269504f;
     for (int i = 0; i < 3; ++i) near = std::nextafter(near, 0.0f);
-    for (int i = 0; i < 6 && scale == 0; ++i, near = std::nextafter(near, most))
-      if (near * 1.44269504f * 0x1p-7f * (key * 0x1p7f) == most) scale = near;
+    for (int i = 0; i < 6 && scale == 0; ++i, near = std::nextafter(near, max))
+      if (near * 1.44269504f * 0x1p-7f * (key * 0x1p7f) == max) scale = near;
   }
   ASSERT_NE(scale, 0);
   std::vector<float> q(kDim), k(kDim);

@@ -160,7 +160,7 @@ TEST(AttentionDecodeValues, SplitsThatWeighNothing) {
   }
 }
 
-// What is not finite in a value shows in the output and nowhere else.
+// A non-finite value shows in its own output coordinate and nowhere else.
 TEST(AttentionDecodeValues, ValuesThatAreNotFinite) {
   for (const float bad :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

@@ -37,28 +37,28 @@ TEST(DecodePlan, FitsWhateverThereIs) {
   uint32_t planned = 0, without = 0;
   each_case([&](const Case& c) {
     const DecodeSharedLayout layout = decode_shared_layout(c.k, c.v, c.n, c.rows, c.cluster);
-    const uint32_t most_warps = decode_most_warps(c.k, c.v, c.n, c.rows, c.cluster);
-    const uint32_t stages = decode_stages(layout, most_warps);
-    ASSERT_LE(most_warps, kDecodeMostWarps);
+    const uint32_t max_warps = decode_max_warps(c.k, c.v, c.n, c.rows, c.cluster);
+    const uint32_t stages = decode_stages(layout, max_warps);
+    ASSERT_LE(max_warps, kDecodeMaxWarps);
     ASSERT_GE(stages, kDecodeFewestStages);
-    for (const uint32_t most : {48u << 10, 64u << 10, 99u << 10, 163u << 10, 227u << 10}) {
-      for (const uint32_t alone : {0u, most / 2 + 1, most + 1}) {
-        const DecodeBlock block = decode_block(layout, most_warps, most, alone);
+    for (const uint32_t limit : {48u << 10, 64u << 10, 99u << 10, 163u << 10, 227u << 10}) {
+      for (const uint32_t alone : {0u, limit / 2 + 1, limit + 1}) {
+        const DecodeBlock block = decode_block(layout, max_warps, limit, alone);
         if (block.warps == 0) {
           ++without;
-          ASSERT_LT(most, layout.ring + layout.warps_per_key * layout.ring_bytes(stages));
+          ASSERT_LT(limit, layout.ring + layout.warps_per_key * layout.ring_bytes(stages));
           // Many GPUs have 99 KB: what has room there with few stages has room.
-          ASSERT_TRUE(most < 99 << 10 ||
-                      most < layout.ring +
-                                 layout.warps_per_key * layout.ring_bytes(kDecodeFewestStages));
+          ASSERT_TRUE(limit < 99 << 10 ||
+                      limit < layout.ring +
+                                  layout.warps_per_key * layout.ring_bytes(kDecodeFewestStages));
           continue;
         }
         ++planned;
-        ASSERT_LE(block.warps, most_warps);
+        ASSERT_LE(block.warps, max_warps);
         ASSERT_EQ(block.warps % layout.warps_per_key, 0u);
-        ASSERT_LE(block.bytes, most);
+        ASSERT_LE(block.bytes, limit);
         ASSERT_GE(block.bytes, layout.ring + block.warps * layout.ring_bytes(stages));
-        ASSERT_TRUE(alone > most || block.bytes >= alone);
+        ASSERT_TRUE(alone > limit || block.bytes >= alone);
       }
     }
   });
@@ -72,21 +72,21 @@ TEST(PagedPlan, FitsWhateverThereIs) {
     if (c.cluster != kDecodePages) return;
     const PagedLayout layout = paged_layout(c.k, c.v, c.n, c.rows);
     ASSERT_GE(layout.stages, kDecodeFewestStages);
-    ASSERT_LE(layout.most_warps, kDecodeMostWarps);
-    // Two units at once on the largest GPUs, one begins while another ends, where that leaves
+    ASSERT_LE(layout.max_warps, kDecodeMaxWarps);
+    // Two work items at once on the largest GPUs, one begins while another ends, where that leaves
     // warps.
-    const PagedLaunch largest = paged_launch(layout, kDecodeMostBytes);
-    ASSERT_EQ(largest.warps, layout.most_warps);
+    const PagedLaunch largest = paged_launch(layout, kDecodeMaxBytes);
+    ASSERT_EQ(largest.warps, layout.max_warps);
     ASSERT_GE(layout.slots(largest.warps, largest.bytes),
-              layout.most_warps == layout.warps_per_key ? 1u : 2u);
-    for (const uint32_t most : {99u << 10, 163u << 10, 227u << 10}) {
-      const PagedLaunch block = paged_launch(layout, most);
+              layout.max_warps == layout.warps_per_key ? 1u : 2u);
+    for (const uint32_t limit : {99u << 10, 163u << 10, 227u << 10}) {
+      const PagedLaunch block = paged_launch(layout, limit);
       if (block.warps == 0) {
-        ASSERT_LT(most, layout.slots_at(layout.warps_per_key) + layout.slot.bytes);
+        ASSERT_LT(limit, layout.slots_at(layout.warps_per_key) + layout.slot.bytes);
         continue;
       }
       ++planned;
-      ASSERT_LE(block.bytes, most);
+      ASSERT_LE(block.bytes, limit);
       ASSERT_EQ(block.warps % layout.warps_per_key, 0u);
       const uint32_t slots = layout.slots(block.warps, block.bytes);
       ASSERT_GE(slots, 1u);
@@ -147,7 +147,7 @@ TEST(DecodeTiles, HaveEveryCoordinateOnce) {
 // Measured to do better there, and not elsewhere.
 TEST(DecodePlan, HasTwelveWarpsForTq4) {
   const auto warps = [](uint32_t format, uint32_t n, uint32_t rows, uint32_t cluster) {
-    return decode_most_warps(format, format, n, rows, cluster);
+    return decode_max_warps(format, format, n, rows, cluster);
   };
   EXPECT_EQ(warps(abi::kTq4, 128, 4, 1), 12u);
   EXPECT_EQ(warps(abi::kTq3, 128, 4, 1), 12u);
@@ -161,8 +161,8 @@ TEST(DecodePlan, HasTwelveWarpsForTq4) {
 TEST(DecodePlan, HasAllWarpsWhereThereIsRoom) {
   each_case([](const Case& c) {
     const DecodeSharedLayout layout = decode_shared_layout(c.k, c.v, c.n, c.rows, c.cluster);
-    const uint32_t warps = decode_most_warps(c.k, c.v, c.n, c.rows, c.cluster);
-    EXPECT_EQ(decode_block(layout, warps, kDecodeMostBytes, 0).warps,
+    const uint32_t warps = decode_max_warps(c.k, c.v, c.n, c.rows, c.cluster);
+    EXPECT_EQ(decode_block(layout, warps, kDecodeMaxBytes, 0).warps,
               warps / layout.warps_per_key * layout.warps_per_key)
         << c.k << " " << c.v << " " << c.n << " " << c.rows << " " << c.cluster;
   });

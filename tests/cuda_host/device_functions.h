@@ -68,11 +68,6 @@ T __shfl_xor_sync(unsigned int, T value, int mask, int = 32) {
   return gyre::cuda_host::shuffle(value, gyre::cuda_host::lane() ^ static_cast<unsigned int>(mask));
 }
 template <class T>
-T __shfl_down_sync(unsigned int, T value, unsigned int by, int = 32) {
-  const unsigned int lane = gyre::cuda_host::lane();
-  return gyre::cuda_host::shuffle(value, lane + by < 32 ? lane + by : lane);
-}
-template <class T>
 T __shfl_up_sync(unsigned int, T value, unsigned int by, int = 32) {
   const unsigned int lane = gyre::cuda_host::lane();
   return gyre::cuda_host::shuffle(value, lane >= by ? lane - by : lane);
@@ -126,21 +121,14 @@ inline unsigned int atomicOr(unsigned int* place, unsigned int value) {
   *place |= value;
   return old;
 }
-inline void __threadfence() {}
-template <class T>
-T __ldg(const T* place) {
-  return *place;
-}
 inline unsigned int __umulhi(unsigned int a, unsigned int b) {
   return static_cast<unsigned int>(uint64_t{a} * b >> 32);
 }
 inline unsigned int __float_as_uint(float x) { return std::bit_cast<unsigned int>(x); }
 inline float __uint_as_float(unsigned int x) { return std::bit_cast<float>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fadd_rz(float a, float b) {
   const double sum = double{a} + b;
   const auto near = static_cast<float>(sum);
@@ -151,9 +139,7 @@ inline float __fadd_ru(float a, float b) {
   const float error = (a - (sum - rest)) + (b - rest);  // exact
   return error > 0 ? std::nextafter(sum, INFINITY) : sum;
 }
-inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __saturatef(float a) { return a > 0.0f ? std::min(a, 1.0f) : 0.0f; }
 inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }

@@ -1,6 +1,5 @@
 #include "cuda_host/host_kernels.h"
 
-#include <algorithm>
 #include <charconv>
 #include <map>
 

@@ -1,7 +1,6 @@
 #pragma once
 // For the lists of instances (kernels/*.cpp): include it before a kernel's text.
 
-#include <iterator>
 #include <type_traits>
 #include <utility>
 

@@ -43,9 +43,9 @@ TEST(KernelText, GroupsAreThoseOfTheCut) {
   for (uint32_t power = 1 << 11; power <= 1u << 28; power *= 2)
     lengths.insert(lengths.end(), {power - 1, power, power + 1, power / 2 * 3});
   for (const uint32_t length : lengths) {
-    const uint32_t shift = cut_shift({cut.fewest_keys, cut.most_pieces}, length);
-    EXPECT_EQ(uint64_t{1} << shift, abi::attention_piece_keys(cut, length)) << length;
-    EXPECT_LE((uint64_t{length} + (uint64_t{1} << shift) - 1) >> shift, cut.most_pieces) << length;
+    const uint32_t shift = cut_shift({cut.fewest_keys, cut.max_splits}, length);
+    EXPECT_EQ(uint64_t{1} << shift, abi::sequence_split_keys(cut, length)) << length;
+    EXPECT_LE((uint64_t{length} + (uint64_t{1} << shift) - 1) >> shift, cut.max_splits) << length;
   }
 }
 
@@ -61,7 +61,7 @@ TEST(KernelText, TilesOfCalibratedRowsFitIntoEveryGpu) {
   };
   const CudaLimits small{84, 99 << 10, 100 << 10, 89}, hopper{132, 227 << 10, 228 << 10, 90};
   for (const uint32_t n : {16u, 32u, 64u, 128u, 256u}) {
-    for (uint32_t gains = 1; gains <= abi::kKvMostGains; ++gains) {
+    for (uint32_t gains = 1; gains <= abi::kKvMaxGains; ++gains) {
       const uint32_t few = rows_of(n, gains, small), many = rows_of(n, gains, hopper);
       EXPECT_EQ(few == 0, many == 0) << n << " " << gains;
       EXPECT_LE(few, many) << n << " " << gains;

@@ -68,8 +68,8 @@ TEST(EmulatedPages, SingleTokensDoNotDependOnAPromptBesideThem) {
 TEST(EmulatedPages, BitsDoNotDependOnTheOtherTokens) {
   for (const KvFormat v : {KvFormat::tq8, KvFormat::f16}) {
     const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq8, v, 128, 16), 4, {1500});
-    for (const auto& [most, fewer] : {std::pair<uint64_t, uint64_t>{4, 3}, {8, 5}}) {
-      const RowBits all = world.attend({{0, 1500, most}});
+    for (const auto& [tokens, fewer] : {std::pair<uint64_t, uint64_t>{4, 3}, {8, 5}}) {
+      const RowBits all = world.attend({{0, 1500, tokens}});
       EXPECT_EQ(compare(all, world.attend({{0, 1500, fewer}})), fewer);
     }
   }

@@ -24,9 +24,13 @@ struct CalibratedRowInputs {
 };
 
 struct CalibratedRowResult {
-  std::vector<uint8_t> codes;
-  uint16_t scale = 0;
+  KvCodes coded;
   std::vector<uint16_t> near;  // bits of f16: the row in its basis
+};
+
+// A scale block of a row: coordinates [begin, end).
+struct CalibratedBlock {
+  size_t begin, end;
 };
 
 // The documented sum of products.
@@ -66,62 +70,78 @@ struct CalibratedGain {
   std::vector<float> levels, m;
 };
 
+// What coordinates [0, end) of z add to coordinate i.
+inline float calibrated_sum_before(const CalibratedRowInputs& in, std::span<const float> z,
+                                   size_t end, size_t i) {
+  float a = 0;
+  for (size_t j = 0; in.factor != nullptr && j < end; ++j)
+    a = std::fma(in.factor[j * z.size() + i], z[j], a);
+  return a;
+}
+
 // f: factor times gain. p: step 5.
-inline CalibratedGain calibrated_gain(const KvCoder& coder, const CalibratedRowInputs& in, float f,
-                                      std::span<const float> z, std::span<const float> p) {
+inline CalibratedGain calibrated_gain(const KvCoder& coder, const CalibratedRowInputs& in,
+                                      CalibratedBlock block, float f, std::span<const float> z,
+                                      std::span<const float> p) {
   const size_t n = z.size();
   std::vector<float> a(n);
+  for (size_t i = block.begin; i < block.end; ++i)
+    a[i] = calibrated_sum_before(in, z, block.begin, i) * f;
   CalibratedGain made;
-  for (size_t i = 0; i < n; ++i) {
+  for (size_t i = block.begin; i < block.end; ++i) {
     const float v = z[i] * f, t = v + a[i];
     const uint32_t code = kv_code_of(coder, t, 1.0f);
     const float level = static_cast<float>(kv_level_of(coder, code)) * calibrated_unit(coder);
     const float rest = t - level, error = v - level;
     made.codes.push_back(static_cast<uint8_t>(code));
     made.levels.push_back(level);
-    made.m.push_back(p[i] * f - (in.diagonal != nullptr ? rest * in.diagonal[i] : rest));
-    for (size_t j = i + 1; in.factor != nullptr && j < n; ++j)
+    made.m.push_back(p[i - block.begin] * f -
+                     (in.diagonal != nullptr ? rest * in.diagonal[i] : rest));
+    for (size_t j = i + 1; in.factor != nullptr && j < block.end; ++j)
       a[j] = std::fma(in.factor[i * n + j], error, a[j]);
   }
   return made;
 }
 
-inline std::vector<float> calibrated_target(const CalibratedRowInputs& in,
+inline std::vector<float> calibrated_target(const CalibratedRowInputs& in, CalibratedBlock block,
                                             std::span<const float> z) {
-  const size_t n = z.size();
-  std::vector<float> p(z.begin(), z.end());
-  for (size_t i = 0; i < n; ++i) {
-    float a = 0;
-    for (size_t j = 0; in.factor != nullptr && j < i; ++j)
-      a = std::fma(in.factor[j * n + i], z[j], a);
-    if (in.diagonal != nullptr) p[i] = (z[i] + a) * in.diagonal[i];
-  }
+  std::vector<float> p;
+  for (size_t i = block.begin; i < block.end; ++i)
+    p.push_back(in.diagonal != nullptr
+                    ? (z[i] + calibrated_sum_before(in, z, i, i)) * in.diagonal[i]
+                    : z[i]);
   return p;
 }
 
-// Steps 4 to 8. z: the row, rotated. w: step 3.
+// Steps 4 to 8 of a scale block. row: rotated; the block becomes what its codes leave. row_w: step
+// 3.
 inline void calibrated_choice(const KvCoder& coder, const CalibratedRowInputs& in,
-                              std::span<const float> z, std::span<const float> w, int exponent,
-                              CalibratedRowResult& out) {
-  const auto n = static_cast<float>(z.size());
+                              CalibratedBlock block, std::span<float> row,
+                              std::span<const float> row_w, int exponent, KvCodes& out) {
+  const size_t size = block.end - block.begin;
+  const std::span<float> z = row.subspan(block.begin, size);
+  const std::vector<float> w(row_w.begin() + static_cast<ptrdiff_t>(block.begin),
+                             row_w.begin() + static_cast<ptrdiff_t>(block.end));
   const float sum = calibrated_sum(z, z);
   if (sum == 0 || !std::isfinite(sum)) {
-    out.scale = sum == 0 ? uint16_t{0} : uint16_t{0xFFC0};
+    out.codes.insert(out.codes.end(), size, static_cast<uint8_t>(kv_zero_code(coder)));
+    out.scales.push_back(sum == 0 ? uint16_t{0} : uint16_t{0xFFC0});
+    std::ranges::fill(z, 0.0f);
     return;
   }
   float factor = 0;
   if (!coder.magnitudes.empty()) {
-    factor = static_cast<float>(2 / coder.best_factor) / std::sqrt(sum / n);
+    factor = static_cast<float>(2 / coder.best_factor) / std::sqrt(sum / static_cast<float>(size));
   } else {
     float largest = 0;
     for (const float v : z) largest = std::max(largest, std::fabs(v));
     factor = coder.top() / largest;
   }
-  const std::vector<float> p = calibrated_target(in, z);
+  const std::vector<float> p = calibrated_target(in, block, row);
   CalibratedGain best;
   float best_score = 0, best_b = 0;
   for (size_t g = 0; g < in.gains.size(); ++g) {
-    CalibratedGain made = calibrated_gain(coder, in, factor * in.gains[g], z, p);
+    CalibratedGain made = calibrated_gain(coder, in, block, factor * in.gains[g], row, p);
     const float b = calibrated_sum(p, made.m), score = (b * b) / calibrated_sum(made.m, made.m);
     if (g != 0 && !(score > best_score)) continue;
     best = std::move(made), best_score = score, best_b = b;
@@ -131,8 +151,10 @@ inline void calibrated_choice(const KvCoder& coder, const CalibratedRowInputs& i
   const float ratio = above > 0 && below > 0
                           ? above / below
                           : std::sqrt(sum / calibrated_sum(best.levels, best.levels));
-  out.codes = best.codes;
-  out.scale = kv_scale_pattern(ratio * calibrated_unit(coder) * (1.0f / std::sqrt(n)), exponent);
+  out.codes.insert(out.codes.end(), best.codes.begin(), best.codes.end());
+  const float inverse_root = 1.0f / std::sqrt(static_cast<float>(row.size()));
+  out.scales.push_back(kv_scale_pattern(ratio * calibrated_unit(coder) * inverse_root, exponent));
+  for (size_t i = 0; i < size; ++i) z[i] = std::fma(-ratio, best.levels[i], z[i]);
 }
 
 // A head of a token; `values`: of V.
@@ -153,13 +175,17 @@ inline CalibratedRowResult calibrated_row(std::string_view format, bool values,
   const std::vector<float> b = in.matrix != nullptr ? calibrated_product(in.matrix, y) : y;
   CalibratedRowResult out;
   for (const float v : b) out.near.push_back(Half(std::ldexp(v, exponent)).bits);
-  out.codes.assign(y.size(), static_cast<uint8_t>(kv_zero_code(coder)));
-  out.scale = finite ? uint16_t{0} : uint16_t{0xFFC0};
-  if (!finite || largest == 0) return out;
-  const std::vector<float> z = calibrated_rotation(b);
+  const size_t size = std::min<size_t>(y.size(), 256);
+  if (!finite || largest == 0) {
+    out.coded.codes.assign(y.size(), static_cast<uint8_t>(kv_zero_code(coder)));
+    out.coded.scales.assign(y.size() / size, finite ? uint16_t{0} : uint16_t{0xFFC0});
+    return out;
+  }
+  std::vector<float> z = calibrated_rotation(b);
   const bool has_own = !values && in.inverse != nullptr;
   const std::vector<float> w = has_own ? calibrated_rotation(calibrated_product(in.inverse, y)) : z;
-  calibrated_choice(coder, in, z, w, exponent, out);
+  for (size_t begin = 0; begin < z.size(); begin += size)
+    calibrated_choice(coder, in, {begin, begin + size}, z, w, exponent, out.coded);
   return out;
 }
 

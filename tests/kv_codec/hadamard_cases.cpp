@@ -1,10 +1,10 @@
 #include <bit>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "kv_codec/kv_codec_case.h"
 #include "kv_codec/kv_mlx_native_reference.h"
+#include "refused_call.h"
 
 namespace gyre::test {
 namespace {
@@ -14,11 +14,8 @@ enum class RowLayout : uint8_t { contiguous, padded, swapped };
 // One hadamard call on `outer` x `inner` rows of `points`.
 struct HadamardCase {
   std::string name;
-  DType x = DType::f32;
-  DType out = DType::f32;
-  uint64_t outer = 2;
-  uint64_t inner = 3;
-  uint64_t points = 64;
+  DType x = DType::f32, out = DType::f32;
+  uint64_t outer = 2, inner = 3, points = 64;
   RowLayout layout = RowLayout::contiguous;
   HadamardOptions options;
   bool in_place = false;
@@ -127,8 +124,7 @@ OpRun make_run(const HadamardCase& c) {
   }
   run.commands = c.calls;
   run.record = [c](Encoder& encoder, std::span<const Tensor> t) {
-    const Tensor from = rows_view(c, t.front());
-    const Tensor to = rows_view(c, t.back());
+    const Tensor from = rows_view(c, t.front()), to = rows_view(c, t.back());
     hadamard(encoder, {from, to}, c.options);
     HadamardOptions back = c.options;
     back.direction = other(back.direction);
@@ -226,21 +222,16 @@ std::vector<HadamardCase> exact_cases() {
 }
 
 struct Call {
-  HadamardInputs inputs;
+  HadamardInputs in;
   HadamardOptions options;
 };
 
-using Change = void (*)(Call&, FilledTensors&);
-
-Refusal refusal(std::string name, std::vector<std::string> message, Change change) {
-  message.emplace_back("hadamard");
-  return {
-      std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& tensors) {
-        Call call{{tensors.make(DType::f32, {3, 2, 64}), tensors.make(DType::f16, {3, 2, 64})}, {}};
-        change(call, tensors);
-        hadamard(encoder, call.inputs, call.options);
-      }};
+Call good_call(FilledTensors& tensors) {
+  return {{tensors.make(DType::f32, {3, 2, 64}), tensors.make(DType::f16, {3, 2, 64})}, {}};
 }
+
+constexpr RefusedCall<Call> refusal{
+    "hadamard", good_call, [](Encoder& e, const Call& c) { hadamard(e, c.in, c.options); }};
 
 Refusal size_refusal(uint64_t points, HadamardSigns signs, const std::string& rule) {
   return {"points " + std::to_string(points),
@@ -253,15 +244,12 @@ Refusal size_refusal(uint64_t points, HadamardSigns signs, const std::string& ru
 
 std::vector<Refusal> size_refusals() {
   std::vector<Refusal> list;
-  for (const uint64_t points : {0u, 1u, 3u, 7u, 12u, 20u, 1020u, 1032u, 1536u, 12288u, 16384u}) {
+  for (const uint64_t points : {0u, 1u, 3u, 7u, 12u, 20u, 1020u, 1032u, 1536u, 12288u, 16384u})
     list.push_back(size_refusal(points, HadamardSigns::none, "power of two"));
-  }
-  for (const uint64_t points : {2048u, 8192u}) {
+  for (const uint64_t points : {2048u, 8192u})
     list.push_back(size_refusal(points, HadamardSigns::native, "native signs reach to 1024"));
-  }
-  for (const uint64_t points : {64u, 128u, 1024u}) {
+  for (const uint64_t points : {64u, 128u, 1024u})
     list.push_back(size_refusal(points, HadamardSigns::mlx_native, "256 and 512"));
-  }
   return list;
 }
 
@@ -287,50 +275,36 @@ std::vector<OpCase> hadamard_cases() {
 }
 
 std::vector<Refusal> hadamard_refusals() {
-  std::vector<Refusal> list = {
-      refusal("no x", {"x is undefined"}, [](Call& c, FilledTensors&) { c.inputs.x = {}; }),
-      refusal("no out", {"out is undefined"}, [](Call& c, FilledTensors&) { c.inputs.out = {}; }),
-      refusal("x of rank 4", {"x must have 1 to 3 dimensions", "got 4"},
-              [](Call& c, FilledTensors&) {
-                c.inputs.x = c.inputs.x.reshape({3, 2, 8, 8});
-              }),
-      refusal("x of u8", {"x must be f32, f16 or bf16", "u8"},
-              [](Call& c, FilledTensors& t) {
-                c.inputs.x = t.make(DType::u8, {3, 2, 64});
-              }),
-      refusal("out of i32", {"out must be f32, f16 or bf16", "i32"},
-              [](Call& c, FilledTensors& t) {
-                c.inputs.out = t.make(DType::i32, {3, 2, 64});
-              }),
-      refusal("shape of out", {"out must have the shape of x", "[3, 2, 64]", "got [2, 2, 64]"},
-              [](Call& c, FilledTensors&) { c.inputs.out = c.inputs.out.slice(0, 0, 2); }),
-      refusal("coordinates with gaps", {"last dimension of x must be contiguous", "stride 2"},
-              [](Call& c, FilledTensors& t) {
-                c.inputs.x = t.make(DType::f32, {768}).strided({3, 2, 64}, {256, 128, 2});
-              }),
-      refusal("rows of out in one place", {"share memory", "[0, 64, 1]"},
-              [](Call& c, FilledTensors&) {
-                c.inputs.out = c.inputs.out.strided({3, 2, 64}, {0, 64, 1});
-              }),
-      refusal("out shifted against x", {"x and out share memory"},
-              [](Call& c, FilledTensors& t) {
-                const Tensor both = t.make(DType::f32, {400});
-                c.inputs.x = both.strided({3, 2, 64}, {128, 64, 1});
-                c.inputs.out = both.strided({3, 2, 64}, {128, 64, 1}, 16);
-              }),
-      refusal("read-only out", {"read-only"},
-              [](Call& c, FilledTensors& t) {
-                const void* memory = address_of(c.inputs.out);
-                c.inputs.out = t.device().wrap(memory, DType::f16, {3, 2, 64});
-              }),
-      refusal("unknown signs", {"7", "signs"},
-              [](Call& c, FilledTensors&) { c.options.signs = static_cast<HadamardSigns>(7); }),
-      refusal(
-          "unknown direction", {"9", "direction"},
-          [](Call& c, FilledTensors&) { c.options.direction = static_cast<HadamardDirection>(9); }),
-  };
-  for (Refusal& r : size_refusals()) list.push_back(std::move(r));
-  return list;
+  return concat(
+      {size_refusals(),
+       {
+           refusal("no x", {"x is undefined"}, CHANGE(c.in.x = {})),
+           refusal("no out", {"out is undefined"}, CHANGE(c.in.out = {})),
+           refusal("x of rank 4", {"x must have 1 to 3 dimensions", "got 4"},
+                   CHANGE(c.in.x = c.in.x.reshape({3, 2, 8, 8}))),
+           refusal("x of u8", {"x must be f32, f16 or bf16", "u8"},
+                   CHANGE(c.in.x = t.make(DType::u8, {3, 2, 64}))),
+           refusal("out of i32", {"out must be f32, f16 or bf16", "i32"},
+                   CHANGE(c.in.out = t.make(DType::i32, {3, 2, 64}))),
+           refusal("shape of out", {"out must have the shape of x", "[3, 2, 64]", "got [2, 2, 64]"},
+                   CHANGE(c.in.out = c.in.out.slice(0, 0, 2))),
+           refusal("coordinates with gaps", {"last dimension of x must be contiguous", "stride 2"},
+                   CHANGE(c.in.x = t.make(DType::f32, {768}).strided({3, 2, 64}, {256, 128, 2}))),
+           refusal("rows of out in one place", {"share memory", "[0, 64, 1]"},
+                   CHANGE(c.in.out = c.in.out.strided({3, 2, 64}, {0, 64, 1}))),
+           refusal("out shifted against x", {"x and out share memory"},
+                   [](auto& c, FilledTensors& t) {
+                     const Tensor both = t.make(DType::f32, {400});
+                     c.in.x = both.strided({3, 2, 64}, {128, 64, 1});
+                     c.in.out = both.strided({3, 2, 64}, {128, 64, 1}, 16);
+                   }),
+           refusal("read-only out", {"read-only"},
+                   CHANGE(c.in.out = read_only(t.device(), c.in.out))),
+           refusal("unknown signs", {"7", "signs"},
+                   CHANGE(c.options.signs = static_cast<HadamardSigns>(7))),
+           refusal("unknown direction", {"9", "direction"},
+                   CHANGE(c.options.direction = static_cast<HadamardDirection>(9))),
+       }});
 }
 
 }  // namespace gyre::test

@@ -109,9 +109,8 @@ void add_stream(const KvCalibratedCase& c, bool is_v, std::vector<Block>& blocks
       }
       reference::KvCodes made;
       if (c.calibrated(is_v)) {
-        const auto calibrated =
-            reference::calibrated_row(name(stream.format), is_v, row, calibration.head(g, n));
-        made = {calibrated.codes, {calibrated.scale}};
+        made =
+            reference::calibrated_row(name(stream.format), is_v, row, calibration.head(g, n)).coded;
       } else {
         made = reference::kv_feedback(places.coder, row);
       }
@@ -174,6 +173,45 @@ OpCase make_case(const KvCalibratedCase& c) {
   return op_case;
 }
 
+constexpr KvValues kKinds[] = {KvValues::everyday, KvValues::extreme, KvValues::ties};
+
+// What the i-th case is calibrated with, and its name. Formats, source and tokens are there.
+OpCase varied_case(KvCalibratedCase c, uint64_t i, uint64_t kind) {
+  c.values = kKinds[kind];
+  if (c.values == KvValues::extreme) c.tokens = 6;
+  // GPUs take many tokens in tiles; which cases have them depends on nothing else.
+  if (static_cast<uint32_t>(i * 2654435761u) >> 30 == 0) c.tokens = 16 + i % 11, c.capacity = 30;
+  c.transform = i % 4 != 3;
+  c.mean = i % 2 == 0;
+  c.feedback = i % 5 != 4;
+  c.v_plain = i % 7 == 6;
+  c.gains = i % 9;
+  c.name = std::string(name(c.k.format)) + "/" + std::to_string(c.k.head_dim) + " " +
+           std::string(name(c.v.format)) + "/" + std::to_string(c.v.head_dim) + " from " +
+           std::string(name(c.source)) + " values " + std::to_string(kind) +
+           (c.transform ? " transform" : "") + (c.transform && c.mean ? " mean" : "") +
+           (c.feedback ? " feedback" : "") + (c.v_plain ? " plain v" : "") + " gains " +
+           std::to_string(c.gains);
+  if (!c.transform && !c.feedback && c.gains == 0) c.gains = 1;  // a calibration has something
+  return make_case(c);
+}
+
+// Rows of two scale blocks. The emulated GPU has kernels for these formats and sources.
+void add_cases_of_two_blocks(std::vector<OpCase>& cases) {
+  const KvCalibratedCase wanted[] = {
+      {.source = DType::f32, .k = {KvFormat::tq2, 512}, .v = {KvFormat::tq2, 512}},
+      {.source = DType::f16, .k = {KvFormat::tq3, 512}, .v = {KvFormat::tq3, 512}},
+      {.source = DType::bf16, .k = {KvFormat::tq4, 512}, .v = {KvFormat::tq4, 512}},
+      {.source = DType::f32, .k = {KvFormat::tq5, 512}, .v = {KvFormat::tq5, 64}},
+      {.source = DType::f16, .k = {KvFormat::tq6, 512}, .v = {KvFormat::tq6, 512}},
+      {.source = DType::bf16, .k = {KvFormat::tq8, 512}, .v = {KvFormat::tq2, 512}},
+      {.source = DType::f32, .k = {KvFormat::tq5, 64}, .v = {KvFormat::tq8, 512}},
+      {.source = DType::f32, .k = {KvFormat::tq4, 512}, .v = {KvFormat::tq4, 256}},
+  };
+  for (uint64_t i = 0; i < 3 * std::size(wanted); ++i)
+    cases.push_back(varied_case(wanted[i / 3], i, i % 3));
+}
+
 struct KvTransformCase {
   std::string name;
   DType x = DType::f32, out = DType::f32;
@@ -230,7 +268,6 @@ OpRun make_run(const KvTransformCase& c) {
 // there and not there; every number of gains.
 std::vector<OpCase> kv_calibrated_cases() {
   constexpr uint64_t kDims[] = {16, 32, 64, 128, 256};
-  constexpr KvValues kKinds[] = {KvValues::everyday, KvValues::extreme, KvValues::ties};
   const uint64_t formats = native_formats().size();
   std::vector<OpCase> cases;
   for (uint64_t f = 0; f < formats; ++f) {
@@ -241,28 +278,11 @@ std::vector<OpCase> kv_calibrated_cases() {
         c.source = kFloats[(i + i / 3) % 3];
         c.k = {native_formats()[f], kDims[d]};
         c.v = {native_formats()[(f + kind) % formats], kDims[(d + kind) % std::size(kDims)]};
-        c.values = kKinds[kind];
-        if (c.values == KvValues::extreme) c.tokens = 6;
-        // GPUs take many tokens in tiles; which cases have them depends on nothing else.
-        if (static_cast<uint32_t>(i * 2654435761u) >> 30 == 0)
-          c.tokens = 16 + i % 11, c.capacity = 30;
-        c.transform = i % 4 != 3;
-        c.mean = i % 2 == 0;
-        c.feedback = i % 5 != 4;
-        c.v_plain = i % 7 == 6;
-        c.gains = i % 9;
-        c.name = std::string(name(c.k.format)) + "/" + std::to_string(c.k.head_dim) + " " +
-                 std::string(name(c.v.format)) + "/" + std::to_string(c.v.head_dim) + " from " +
-                 std::string(name(c.source)) + " values " + std::to_string(kind) +
-                 (c.transform ? " transform" : "") + (c.transform && c.mean ? " mean" : "") +
-                 (c.feedback ? " feedback" : "") + (c.v_plain ? " plain v" : "") + " gains " +
-                 std::to_string(c.gains);
-        if (!c.transform && !c.feedback && c.gains == 0)
-          c.gains = 1;  // a calibration has something
-        cases.push_back(make_case(c));
+        cases.push_back(varied_case(c, i, kind));
       }
     }
   }
+  add_cases_of_two_blocks(cases);
   return cases;
 }
 

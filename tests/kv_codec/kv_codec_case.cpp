@@ -168,9 +168,8 @@ void expect_restored(const std::vector<double>& y, const KvSide& side, uint64_t 
        reference::kv_transform_spans(static_cast<uint32_t>(y.size()))) {
     const double length = norm(std::span<const double>(y).subspan(span.begin, span.size));
     const double bound = (std::log2(span.size) + 2) * 0x1p-24 * length + 0x1p-149;
-    for (uint32_t j = span.begin; j < span.begin + span.size; ++j) {
+    for (uint32_t j = span.begin; j < span.begin + span.size; ++j)
       expect_near(out, side.index(t, g, j), x[j], bound);
-    }
   }
 }
 
@@ -223,17 +222,15 @@ std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
   std::mt19937 random = generator(seed);
   std::normal_distribution<float> everyday;
   std::vector<float> values(count * head_dim);
-  for (float& v : values) {
+  for (float& v : values)
     v = kind == KvValues::ties ? static_cast<float>(random() % 5) - 2.0f : everyday(random);
-  }
   if (kind == KvValues::subnormal) {
     for (uint64_t i = 0; i < values.size(); ++i)
       values[i] *= i / head_dim % 2 == 0 ? 1e-40f : 1e-42f;
   }
   if (kind != KvValues::extreme) return values;
-  for (uint64_t row = 0; row < count; ++row) {
+  for (uint64_t row = 0; row < count; ++row)
     fill_extreme_row(row, random, std::span(values).subspan(row * head_dim, head_dim));
-  }
   return values;
 }
 

@@ -34,9 +34,7 @@ struct KvQuantizeCase {
   std::string name;
   DType source = DType::f32;
   KvLayout layout = KvLayout::token_major;
-  uint64_t source_tokens = 5;
-  uint64_t capacity = 9;
-  uint64_t heads = 2;
+  uint64_t source_tokens = 5, capacity = 9, heads = 2;
   std::optional<KvStream> k = KvStream{};  // K, V or both
   std::optional<KvStream> v;
   KvRange options;
@@ -50,8 +48,7 @@ struct KvDequantizeCase {
   DType out = DType::f32;
   KvLayout layout = KvLayout::token_major;
   KvRole role = KvRole::k;
-  uint64_t capacity = 19;
-  uint64_t heads = 2;
+  uint64_t capacity = 19, heads = 2;
   KvStream stream;
   uint64_t tokens = 5;
   KvDequantizeOptions options;

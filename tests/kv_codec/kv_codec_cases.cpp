@@ -123,9 +123,8 @@ std::vector<KvQuantizeCase> kv_slot_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const uint64_t capacity : {1u, 7u, 8u, 9u, 16u, 33u}) {
     for (uint64_t position = 0; position < capacity; ++position) {
-      for (uint64_t tokens = 1; tokens <= capacity - position; ++tokens) {
+      for (uint64_t tokens = 1; tokens <= capacity - position; ++tokens)
         cases.push_back(slot_case(capacity, CacheKind::linear, position, tokens));
-      }
       for (uint64_t tokens = 1; tokens <= 2 * capacity + 1; ++tokens) {
         const bool around = tokens % 8 <= 1 || tokens % 8 == 7 || tokens <= 9;
         if (position + tokens <= capacity || (capacity == 33 && !around)) continue;

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <random>
 #include <span>
 #include <vector>
@@ -10,6 +9,11 @@
 #include "gyre/gyre.h"
 
 namespace gyre::test {
+
+inline const Device& cpu() {
+  static const Device device = Device::open("cpu");
+  return device;
+}
 
 inline Tensor tensor_of(const Device& device, std::span<const float> values, const Dims& shape) {
   const Tensor tensor = device.tensor(DType::f32, shape);
@@ -65,8 +69,7 @@ inline std::vector<float> gaussian_rows(uint64_t count, uint64_t head_dim, uint3
 
 // Means over rows: |x - decoded|^2 / |x|^2, and the cosine between the two.
 struct Distortion {
-  double error = 0;
-  double cosine = 0;
+  double error = 0, cosine = 0;
 };
 
 inline Distortion distortion(std::span<const float> x, std::span<const float> y,

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -53,8 +52,7 @@ inline bool kv_flips(uint32_t coordinate) {
 }
 
 struct KvSpan {
-  uint32_t begin = 0;
-  uint32_t size = 0;
+  uint32_t begin = 0, size = 0;
 };
 
 inline std::vector<KvSpan> kv_transform_spans(uint32_t head_dim) {
@@ -104,8 +102,7 @@ inline float kv_sum_of_squares(std::span<const float> block) {
   for (size_t group = 0; group < y.size(); group += 16) {
     for (size_t lane = 0; lane < 4; ++lane) {
       const float* at = &y[group + 4 * lane];
-      const float even = at[0] * at[0] + at[2] * at[2];
-      const float odd = at[1] * at[1] + at[3] * at[3];
+      const float even = at[0] * at[0] + at[2] * at[2], odd = at[1] * at[1] + at[3] * at[3];
       total[group / quarter][lane] += even + odd;
     }
   }
@@ -265,8 +262,7 @@ struct KvBitPlace {
 // rows: K, a slot's row after the other; otherwise V in tiles of 8 slots.
 struct KvPlaces {
   KvCoder coder;
-  uint64_t head_dim = 0;
-  uint64_t capacity = 0;
+  uint64_t head_dim = 0, capacity = 0;
   bool rows = true;
 
   uint64_t tiles() const { return (capacity + 7) / 8; }
@@ -280,14 +276,12 @@ struct KvPlaces {
     const uint64_t within = high ? bit - coder.low_bits : bit;
     if (!rows) {
       const uint64_t tile = slot / 8 * head_dim * coder.bits;
-      const uint64_t plane = high ? head_dim * coder.low_bits : 0;
-      const uint64_t token = slot % 8;
+      const uint64_t plane = high ? head_dim * coder.low_bits : 0, token = slot % 8;
       return {tile + plane + coordinate * width + token % width,
               static_cast<uint32_t>(token / width * width + within)};
     }
     const uint64_t row = slot * head_dim * coder.bits / 8;
-    const uint64_t plane = high ? head_dim * coder.low_bits / 8 : 0;
-    const uint64_t group = 128 / width;
+    const uint64_t plane = high ? head_dim * coder.low_bits / 8 : 0, group = 128 / width;
     const uint64_t begin = coordinate / group * group;
     const uint64_t bytes = std::min(head_dim - begin, group) * width / 8;
     const uint64_t inside = coordinate - begin;

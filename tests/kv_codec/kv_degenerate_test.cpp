@@ -20,11 +20,6 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr uint64_t kHeadDims[] = {16, 24, 80, 128, 512, 576};
 
-const Device& cpu() {
-  static const Device device = Device::open("cpu");
-  return device;
-}
-
 double gaussian_error(KvFormat format, uint64_t head_dim) {
   static std::map<std::pair<KvFormat, uint64_t>, double> known;
   const auto [place, fresh] = known.try_emplace({format, head_dim});

@@ -97,17 +97,11 @@ double integer_bound(KvFormat format, uint64_t head_dim) {
   return head_dim <= 128 ? at_128 : at_256;
 }
 
-const Device& cpu() {
-  static const Device device = Device::open("cpu");
-  return device;
-}
-
 Distortion gaussian_distortion(KvFormat format, uint64_t head_dim) {
   static std::map<std::pair<KvFormat, uint64_t>, Distortion> known;
   const auto [place, fresh] = known.try_emplace({format, head_dim});
-  if (fresh) {
+  if (fresh)
     place->second = round_trip(cpu(), format, head_dim, gaussian_rows(kVectors, head_dim, 1));
-  }
   return place->second;
 }
 
@@ -213,9 +207,8 @@ void expect_structured_rows_within(double bound, uint64_t head_dim) {
     std::mt19937 random(3);
     const uint64_t count = std::min(structure.rows, std::max<uint64_t>(head_dim, 256));
     std::vector<float> rows(count * head_dim, 0.0f);
-    for (uint64_t r = 0; r < count; ++r) {
+    for (uint64_t r = 0; r < count; ++r)
       structure.make(random, r, std::span(rows).subspan(r * head_dim, head_dim));
-    }
     std::cout << structure.name << " at " << head_dim << ":";
     for (const KvFormat format : native_formats()) {
       const double ratio = round_trip(cpu(), format, head_dim, rows).error /
@@ -246,14 +239,14 @@ TEST_P(KvDistortion, OfARotatedAxisIsWhatTheLevelsSay) {
   const auto rows = floats_of(x);
   for (const KvFormat format : native_formats()) {
     const reference::KvCoder coder = reference::kv_coder(name(format));
-    double least = 127, most = 0;
+    double min = 127, max = 0;
     for (uint32_t code = 0; code < 1u << coder.bits; ++code) {
       const double level = std::abs(reference::kv_level_of(coder, code));
       if (level > 127) continue;  // tq8 has no code for -128
-      least = std::min(least, level), most = std::max(most, level);
+      min = std::min(min, level), max = std::max(max, level);
     }
     const auto others = static_cast<double>(std::min<uint64_t>(head_dim, 256) - 1);
-    const double expected = 2 - 2 * most / std::sqrt(most * most + others * least * least);
+    const double expected = 2 - 2 * max / std::sqrt(max * max + others * min * min);
     const double error = round_trip(cpu(), format, head_dim, rows).error;
     std::cout << "rotated axis at " << head_dim << ": " << name(format) << ' ' << error << '\n';
     EXPECT_NEAR(error, expected, 0.01 * expected + 1e-5) << name(format);

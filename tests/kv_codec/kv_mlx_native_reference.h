@@ -109,8 +109,7 @@ inline bool mlx_native_flips(uint32_t coordinate) {
 
 // A row in the rotated domain, its norms, and what the quantizer sees.
 struct MlxNativeRow {
-  std::vector<double> norms;
-  std::vector<double> normalized;
+  std::vector<double> norms, normalized;
 };
 
 inline MlxNativeRow mlx_native_normalize(std::span<const float> x, float scale_factor) {
@@ -200,8 +199,7 @@ inline std::vector<uint32_t> mlx_native_codes(std::span<const float> x,
   for (const double middle : midpoints_of(codebook)) middles.push_back(static_cast<float>(middle));
   std::vector<uint32_t> codes;
   for (size_t j = 0; j < n; ++j) {
-    const float rotated = y[j];
-    const float norm = norms[n == 512 ? j / 256 : 0];
+    const float rotated = y[j], norm = norms[n == 512 ? j / 256 : 0];
     const float inverse = norm > 1e-10f ? 1.0f / norm : 0.0f;
     float value = norm > 1e-10f ? rotated / norm * root : 0.0f;
     if (fast) value = rotated * inverse * (n == 512 ? scale_factor : 16.0f);

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <tuple>
 
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_mlx_native_reference.h"
@@ -44,11 +43,6 @@ struct MlxNative {
 
 std::ostream& operator<<(std::ostream& out, const MlxNative& c) {
   return out << name(c.format) << "_" << c.head_dim;
-}
-
-const Device& cpu() {
-  static const Device device = Device::open("cpu");
-  return device;
 }
 
 const std::vector<double>& codebook(uint32_t bits) {

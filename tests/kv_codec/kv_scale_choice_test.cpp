@@ -3,9 +3,7 @@
 // quotes the same with more caches.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <iomanip>
 #include <iostream>
 #include <string>
 
@@ -21,11 +19,6 @@ constexpr uint64_t kQueries = 32;
 constexpr uint32_t kCaches = 4;  // independent ones, errors averaged
 
 using Rows = std::vector<double>;
-
-const Device& cpu() {
-  static const Device device = Device::open("cpu");
-  return device;
-}
 
 // A cache of one head, decoded, and what its rows' scales are.
 struct Calibrated {

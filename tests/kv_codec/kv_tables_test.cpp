@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <iomanip>
 #include <ostream>
@@ -24,8 +23,7 @@ using reference::normal_tail;
 using Levels = std::vector<int>;
 
 struct Fit {
-  double factor = 0;
-  double error = 0;
+  double factor = 0, error = 0;
 };
 
 // The factor at which integer magnitudes, each used for what is nearest to it, have the least error
@@ -97,8 +95,7 @@ struct NativeTable {
   uint32_t bits;
   std::span<const uint8_t> levels;
   std::span<const uint8_t> thresholds;
-  float gain;
-  float stretch;
+  float gain, stretch;
 };
 
 std::ostream& operator<<(std::ostream& out, const NativeTable& table) {

@@ -41,9 +41,8 @@ Bytes random_values(const KvSide& side, const std::string& name, size_t block) {
 
 Bytes given_values(const KvSide& side, const std::vector<uint32_t>& bits) {
   Bytes bytes(side.elements() * size_bytes(side.dtype));
-  for (uint64_t i = 0; i < bits.size(); ++i) {
+  for (uint64_t i = 0; i < bits.size(); ++i)
     reference::store_bits(side.dtype, bytes.data(), i, bits[i]);
-  }
   return bytes;
 }
 

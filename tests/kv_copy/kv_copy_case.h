@@ -18,14 +18,10 @@ constexpr KvLayout kPlainLayouts[] = {KvLayout::token_major, KvLayout::head_majo
 // One kv_copy call as numbers; make_case() turns it into memory, call and expected result.
 struct KvCopyCase {
   std::string name;
-  DType source = DType::f32;
-  DType cache = DType::f16;
+  DType source = DType::f32, cache = DType::f16;
   KvLayout source_layout = KvLayout::token_major;
   KvLayout cache_layout = KvLayout::head_major;
-  uint64_t source_tokens = 5;
-  uint64_t capacity = 9;
-  uint64_t heads = 3;
-  uint64_t k_dim = 8;
+  uint64_t source_tokens = 5, capacity = 9, heads = 3, k_dim = 8;
   std::optional<uint64_t> v_dim;
   KvRange options;
   const std::vector<uint32_t>& (*source_bits)() = nullptr;  // K's values in order; random if null

@@ -123,6 +123,13 @@ std::vector<KvCopyCase> kv_layout_cases() {
 // Parts of the source, and calls large enough to be cut into many tasks.
 std::vector<KvCopyCase> kv_range_cases() {
   std::vector<KvCopyCase> cases;
+  // More heads than a grid has groups for.
+  KvCopyCase wide;
+  wide.name = "5000 heads";
+  wide.source_tokens = 2;
+  wide.heads = 5000;
+  wide.k_dim = 1;
+  cases.push_back(wide);
   for (uint64_t begin = 0; begin <= 5; ++begin) {
     for (uint64_t tokens = 0; tokens <= 5 - begin; ++tokens) {
       for (const KvLayout layout : kPlainLayouts) {

@@ -102,9 +102,8 @@ TEST_F(KvCopyLarge, SourcePast32Bits) {
   const Sparse memory(kTokens * kHeadDim * sizeof(Half));
   if (!memory.reserved()) GTEST_SKIP() << "no address space";
   const uint64_t begin = kTokens - 2;
-  for (uint64_t i = 0; i < 2 * kHeadDim; ++i) {
+  for (uint64_t i = 0; i < 2 * kHeadDim; ++i)
     memory.data<Half>()[begin * kHeadDim + i] = Half(static_cast<float>(i + 1));
-  }
   const Tensor k = device_.wrap(static_cast<const void*>(memory.data<Half>()), DType::f16,
                                 {kTokens, 1, kHeadDim});
   const Tensor cache = device_.tensor(DType::f32, {4, 1, kHeadDim});

@@ -3,9 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <string>
-#include <vector>
 
 #include "runtime/buffer_pool.h"
 #include "runtime/pipeline_cache.h"
@@ -24,12 +22,7 @@ struct AddParams {
 };
 
 // to[i] = from[i] + addend
-constexpr Kernel<AddSpec, AddParams> kAdd{{
-    .name = "add",
-    .params_bytes = sizeof(AddParams),
-    .arg_count = 2,
-    .args = {{{"from", Access::read}, {"to", Access::write}}},
-}};
+constexpr Kernel<AddSpec, AddParams> kAdd{"add", {{"from", Access::read}, {"to", Access::write}}};
 
 std::string add_shape(const void* params) {
   return join("bytes=", static_cast<const AddParams*>(params)->bytes);

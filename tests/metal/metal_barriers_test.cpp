@@ -3,88 +3,33 @@
 // barrier that is missing, or is not passed on, shows.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <random>
-#include <vector>
-
 #include "metal/test_kernels.h"
+#include "runtime/random_programs.h"
 #include "tensor_bytes.h"
 #include "test_device.h"
 
 namespace gyre::test {
 namespace {
 
-constexpr uint64_t kMemories = 3, kBytes = 64;
-constexpr uint64_t kViews = kMemories + 1;  // the last is the first memory, wrapped a second time
-
-using Memory = std::array<std::array<uint8_t, kBytes>, kMemories>;
-
-struct Range {
-  uint64_t view = 0, begin = 0, bytes = 0;
-
-  uint64_t memory() const { return view % kMemories; }
-  bool overlaps(const Range& other) const {
-    return memory() == other.memory() && begin < other.begin + other.bytes &&
-           other.begin < begin + bytes;
-  }
-};
-
-struct Step {
-  Range a, b, out;
-  uint32_t salt = 0;
-  bool fold = false, nothing = false;
-};
-
-Range random_range(std::mt19937& random) {
-  const uint64_t begin = random() % kBytes;
-  return {random() % kViews, begin, random() % std::min<uint64_t>(24, kBytes - begin + 1)};
-}
-
-std::vector<Step> random_program(std::mt19937& random) {
-  std::vector<Step> program(2 + random() % 14);
-  for (Step& step : program) {
-    step.out = random_range(random);
-    // Threads of one dispatch run at the same time: what it reads must not be what it writes.
-    do step.a = random_range(random);
-    while (step.a.overlaps(step.out));
-    do step.b = random_range(random);
-    while (step.b.overlaps(step.out));
-    step.salt = static_cast<uint32_t>(random());
-    step.fold = random() % 2 == 0;
-    step.nothing = random() % 8 == 0;
-  }
-  return program;
-}
-
-void interpret(const std::vector<Step>& program, Memory& memory) {
-  for (const Step& step : program) {
-    if (step.nothing) continue;
+void interpret(const Program& program, Memory& memory) {
+  interpret(program, memory, [](const Step& step, uint8_t a, uint8_t b, uint8_t out, uint64_t i) {
     const MixParams p{.salt = step.salt, .fold = step.fold ? 1u : 0u};
-    const auto read = [&](const Range& r, uint64_t i) {
-      return r.bytes == 0 ? uint8_t{0} : memory[r.memory()][r.begin + i % r.bytes];
-    };
-    for (uint64_t i = 0; i < step.out.bytes; ++i) {
-      uint8_t& out = memory[step.out.memory()][step.out.begin + i];
-      out = mixed(read(step.a, i), read(step.b, i), step.fold ? out : uint8_t{0}, i, p);
-    }
-  }
+    return mixed(a, b, step.fold ? out : uint8_t{0}, i, p);
+  });
 }
 
 class Machine {
  public:
   explicit Machine(const Device& device) {
-    for (uint64_t m = 0; m < kMemories; ++m) {
-      memories_.push_back(device.tensor(DType::u8, {kBytes}));
-      Bytes bytes(kBytes);
-      for (uint64_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<std::byte>(i * 3 + m * 50);
-      write_bytes(memories_.back(), bytes);
-      for (uint64_t i = 0; i < kBytes; ++i) expected_[m][i] = static_cast<uint8_t>(bytes[i]);
+    for (const auto& bytes : expected_) {
+      memories_.push_back(device.tensor(DType::u8, {kMemoryBytes}));
+      memories_.back().write_from(std::span<const uint8_t>(bytes));
     }
     views_ = memories_;
-    views_.push_back(device.wrap(address_of(memories_[0]), DType::u8, {kBytes}));
+    views_.push_back(device.wrap(address_of(memories_[0]), DType::u8, {kMemoryBytes}));
   }
 
-  void record(Encoder& encoder, const std::vector<Step>& program) const {
+  void record(Encoder& encoder, const Program& program) const {
     for (const Step& step : program) {
       MixCall call{.a = tensor(step.a), .b = tensor(step.b), .out = tensor(step.out)};
       call.salt = step.salt;
@@ -93,11 +38,11 @@ class Machine {
       record_mix(encoder, call);
     }
   }
-  void expect(const std::vector<Step>& program) {
+  void expect(const Program& program) {
     interpret(program, expected_);
     for (uint64_t m = 0; m < kMemories; ++m) {
       const Bytes bytes = read_bytes(memories_[m]);
-      for (uint64_t i = 0; i < kBytes; ++i)
+      for (uint64_t i = 0; i < kMemoryBytes; ++i)
         ASSERT_EQ(static_cast<uint8_t>(bytes[i]), expected_[m][i])
             << "memory " << m << " byte " << i;
     }
@@ -109,7 +54,7 @@ class Machine {
   }
 
   std::vector<Tensor> memories_, views_;
-  Memory expected_{};
+  Memory expected_ = start_memory();
 };
 
 TEST(MetalBarriers, RandomProgramsEqualTheInterpreter) {
@@ -119,7 +64,7 @@ TEST(MetalBarriers, RandomProgramsEqualTheInterpreter) {
   uint64_t commands = 0, barriers = 0;
   for (int number = 0; number < 1500; ++number) {
     SCOPED_TRACE(number);
-    const std::vector<Step> program = random_program(random);
+    const Program program = random_program(random);
     Machine machine(device);
     Encoder encoder(device);
     machine.record(encoder, program);
@@ -149,9 +94,9 @@ TEST(MetalBarriers, ListsRunInTheOrderOfTheirSubmits) {
   std::mt19937 random(8);
   for (int number = 0; number < 100; ++number) {
     Machine machine(device);
-    std::vector<Step> all;
+    Program all;
     for (int list = 0; list < 5; ++list) {
-      const std::vector<Step> program = random_program(random);
+      const Program program = random_program(random);
       Encoder encoder(device);
       machine.record(encoder, program);
       encoder.submit();

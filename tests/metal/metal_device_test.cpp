@@ -33,7 +33,7 @@ TEST_F(MetalDevice, DescribesItself) {
   EXPECT_TRUE(info.available);
   EXPECT_NE(info.description.find("shared with the host"), std::string::npos) << info.description;
   EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
-  EXPECT_TRUE(refused({"device.open", "metal:0"}, [] { Device::open("metal:0"); }));
+  EXPECT_REFUSED(("device.open", "metal:0"), Device::open("metal:0"));
   EXPECT_EQ(device().stream(), 0u);
 }
 
@@ -129,8 +129,7 @@ TEST_F(MetalDevice, WrapsMemoryOfTheHost) {
     Encoder encoder(device());
     record_copy(encoder, large.slice(0, 40000, 50000), out);  // begins behind the small one
     record_copy(encoder, small, large.slice(0, 0, 100));
-    EXPECT_TRUE(
-        refused({"read-only"}, [&] { record_copy(encoder, large.slice(0, 0, 100), small); }));
+    EXPECT_REFUSED(("read-only"), record_copy(encoder, large.slice(0, 0, 100), small));
     fence = encoder.submit();
     host.reset();
   }
@@ -194,7 +193,7 @@ TEST_F(MetalDevice, SeveralDevicesDoNotMix) {
   const Device other = Device::open("metal");
   const Tensor here = filled(64, 1), there = other.tensor(DType::u8, {64});
   Encoder encoder(device());
-  EXPECT_TRUE(refused({"another device"}, [&] { record_copy(encoder, here, there); }));
+  EXPECT_REFUSED(("another device"), record_copy(encoder, here, there));
 }
 
 }  // namespace

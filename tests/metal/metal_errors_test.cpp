@@ -45,11 +45,9 @@ TEST_F(MetalErrors, WithoutAGpuTheReasonIsSaid) {
     if (info.name != "metal") continue;
     EXPECT_EQ(info.reason, "the GPU is too old");
   }
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.open", "metal", "too old"},
-                           [] { Device::open("metal"); }));
+  EXPECT_ERROR(unsupported, ("device.open", "metal", "too old"), Device::open("metal"));
   metal::set_driver_for_test(nullptr);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.open", "metal"},
-                           [] { Device::open("metal"); }));
+  EXPECT_ERROR(unsupported, ("device.open", "metal"), Device::open("metal"));
   metal::set_driver_for_test(&standin_driver());
 }
 
@@ -60,13 +58,12 @@ TEST_F(MetalErrors, OutOfMemoryWaitsForWorkAndTrimsFirst) {
   fail_buffer_after(0);  // a second try succeeds
   const Tensor first = device.tensor(DType::u8, {1 << 20});
   EXPECT_EQ(read_bytes(first), Bytes(1 << 20));
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"allocate", "bytes are in use"},
-                           [&] { device.tensor(DType::u8, {uint64_t{1} << 40}); }));
+  EXPECT_ERROR(out_of_memory, ("allocate", "bytes are in use"),
+               device.tensor(DType::u8, {uint64_t{1} << 40}));
   EXPECT_EQ(device.memory().cached_bytes, 0u) << "what was cached may have been what is missing";
   EXPECT_EQ(device.memory().in_use_bytes, 1u << 20);
   fail_buffer_after(0);
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"metal", "no memory for a buffer"},
-                           [] { Device::open("metal"); }));
+  EXPECT_ERROR(out_of_memory, ("metal", "no memory for a buffer"), Device::open("metal"));
 }
 
 TEST_F(MetalErrors, MemoryThatWorkHoldsIsWaitedFor) {
@@ -92,10 +89,10 @@ TEST_F(MetalErrors, MemoryThatMetalDoesNotTakeIsRefused) {
   const Device device = Device::open("metal");
   std::vector<float> host(100);
   fail_buffer_after(0);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "write_from"},
-                           [&] { device.wrap(host.data(), DType::f32, {100}); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"device.wrap", "write_from"},
-                           [&] { device.wrap(host.data(), DType::f32, {uint64_t{1} << 40}); }));
+  EXPECT_ERROR(unsupported, ("device.wrap", "write_from"),
+               device.wrap(host.data(), DType::f32, {100}));
+  EXPECT_ERROR(unsupported, ("device.wrap", "write_from"),
+               device.wrap(host.data(), DType::f32, {uint64_t{1} << 40}));
 }
 
 TEST_F(MetalErrors, ACommandBufferThatCannotBeHadLeavesTheListRecorded) {
@@ -104,8 +101,7 @@ TEST_F(MetalErrors, ACommandBufferThatCannotBeHadLeavesTheListRecorded) {
   Encoder encoder(device);
   record_copy(encoder, a, b);
   fail_begin_after(0);
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"metal", "command buffer"},
-                           [&] { encoder.submit(); }));
+  EXPECT_ERROR(out_of_memory, ("metal", "command buffer"), encoder.submit());
   EXPECT_EQ(encoder.size(), 1u);
   encoder.submit().wait();
   EXPECT_EQ(read_bytes(b), pattern_bytes(100, 1));
@@ -130,10 +126,10 @@ TEST_F(MetalErrors, AFaultIsKeptByFencesAndEndsTheDevice) {
   }
   for (int i = 0; i < 2; ++i) {
     for (const Fence& fence : {bad, after}) {
-      EXPECT_TRUE(throws_error(
-          ErrorCode::device_lost,
-          {kFault, "in one of 2 commands: copy (", "mix (", "check_each_launch", "no more work"},
-          [&] { fence.wait(); }));
+      EXPECT_ERROR(
+          device_lost,
+          (kFault, "in one of 2 commands: copy (", "mix (", "check_each_launch", "no more work"),
+          fence.wait());
       EXPECT_TRUE(fence.done());
     }
   }
@@ -176,8 +172,7 @@ TEST_F(MetalErrors, CheckEachLaunchNamesTheCommand) {
   record_copy(encoder, a, b);
   record_mix(encoder, {.a = b, .out = device.tensor(DType::u8, {8})});
   fail_commit_after(1, kFault);
-  EXPECT_TRUE(throws_error(ErrorCode::device_lost, {kFault, " in mix (", "no more work"},
-                           [&] { encoder.submit(); }));
+  EXPECT_ERROR(device_lost, (kFault, " in mix (", "no more work"), encoder.submit());
 }
 
 TEST_F(MetalErrors, AFaultWhileTracingIsThrown) {
@@ -187,8 +182,7 @@ TEST_F(MetalErrors, AFaultWhileTracingIsThrown) {
   record_copy(encoder, a, b);
   device.start_trace();
   fail_commit_after(0, kFault);
-  EXPECT_TRUE(
-      throws_error(ErrorCode::device_lost, {kFault, " in copy ("}, [&] { encoder.submit(); }));
+  EXPECT_ERROR(device_lost, (kFault, " in copy ("), encoder.submit());
   EXPECT_TRUE(device.stop_trace().events.empty());
 }
 
@@ -208,17 +202,16 @@ TEST_F(MetalErrors, CodeThatDoesNotCompileIsRemembered) {
   Encoder encoder(device);
   kernel(encoder, uint64_t{1}, {out}, {});
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"own", "unknown type name 'kernal'"},
-                             [&] { encoder.submit(); }));
+    EXPECT_ERROR(compile_failed, ("own", "unknown type name 'kernal'"), encoder.submit());
   }
   EXPECT_EQ(standin_counts().compiled, before + 1);
   EXPECT_EQ(encoder.size(), 1u) << "the list stays recorded";
   Encoder second(device);
   own_kernel("kernel void test_arguments(){} // one", "test_other")(second, uint64_t{1}, {out}, {});
-  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kernal"}, [&] { second.submit(); }));
+  EXPECT_ERROR(compile_failed, ("kernal"), second.submit());
   EXPECT_EQ(standin_counts().compiled, before + 1) << "it is the same text";
   fail_compile("");
-  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kernal"}, [&] { encoder.instantiate(); }));
+  EXPECT_ERROR(compile_failed, ("kernal"), encoder.instantiate());
 }
 
 TEST_F(MetalErrors, AFunctionThatIsNotInTheTextIsNamed) {
@@ -226,8 +219,7 @@ TEST_F(MetalErrors, AFunctionThatIsNotInTheTextIsNamed) {
   Encoder encoder(device);
   own_kernel("kernel void other() {}", "missing")(encoder, uint64_t{1},
                                                   {device.tensor(DType::u8, {8})}, {});
-  EXPECT_TRUE(
-      throws_error(ErrorCode::compile_failed, {"own", "missing"}, [&] { encoder.submit(); }));
+  EXPECT_ERROR(compile_failed, ("own", "missing"), encoder.submit());
 }
 
 TEST_F(MetalErrors, ATextIsCompiledOnceAndAKernelMadeOnce) {
@@ -298,7 +290,7 @@ TEST_F(MetalErrors, ALaunchThatIsRefusedRunsNothingOfItsList) {
     record_copy(encoder, a, b);
     record_mix(encoder, {.out = b, .launch = {.block = 257}});
     if (traced) device.start_trace();
-    EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"mix", "257"}, [&] { encoder.submit(); }));
+    EXPECT_ERROR(unsupported, ("mix", "257"), encoder.submit());
     if (traced) {
       EXPECT_TRUE(device.stop_trace().events.empty());
     }
@@ -319,12 +311,10 @@ TEST_F(MetalErrors, LaunchesThatThePipelineCannotRunAreRefused) {
   };
   run({.block = 256, .shared_bytes = 32768});
   run({.block = 1, .shared_bytes = 3});  // rounded up
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"mix", "stand-in", "256", "257"},
-                           [&] { run({.block = 257}); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"mix", "threadgroup memory", "32768", "32769"},
-                           [&] { run({.block = 32, .shared_bytes = 32769}); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"threadgroup memory"},
-                           [&] { run({.block = 32, .shared_bytes = ~0u}); }));
+  EXPECT_ERROR(unsupported, ("mix", "stand-in", "256", "257"), run({.block = 257}));
+  EXPECT_ERROR(unsupported, ("mix", "threadgroup memory", "32768", "32769"),
+               run({.block = 32, .shared_bytes = 32769}));
+  EXPECT_ERROR(unsupported, ("threadgroup memory"), run({.block = 32, .shared_bytes = ~0u}));
   run({.block = 32});  // nothing was lost by it
 }
 
@@ -338,11 +328,10 @@ TEST_F(MetalErrors, CodeForOtherDevicesOnlyIsRefused) {
   EXPECT_TRUE(supports(device, mix_kernel()));
   EXPECT_FALSE(supports(Device::open("cpu"), mix_kernel()));
   Encoder encoder(device);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"elsewhere", "metal"}, [&] {
-    kernel(encoder, uint64_t{1}, {device.tensor(DType::u8, {8})}, {});
-  }));
-  EXPECT_TRUE(refused({"Metal code needs both"}, [] { own_kernel("source", ""); }));
-  EXPECT_TRUE(refused({"Metal code needs both"}, [] { own_kernel("", "name"); }));
+  EXPECT_ERROR(unsupported, ("elsewhere", "metal"),
+               kernel(encoder, uint64_t{1}, {device.tensor(DType::u8, {8})}, {}));
+  EXPECT_REFUSED(("Metal code needs both"), own_kernel("source", ""));
+  EXPECT_REFUSED(("Metal code needs both"), own_kernel("", "name"));
 }
 
 }  // namespace

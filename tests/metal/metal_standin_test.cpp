@@ -204,7 +204,7 @@ TEST(MetalBuild, WhatCannotBeBuiltIsThrown) {
     const KernelKey key{&unknown, 0};
     device->build({&key, 1}, [](const BuiltKernel&) {});
   }));
-  EXPECT_TRUE(refused({"device.describe", "unknown"}, [&] { device->describe(unknown, 0); }));
+  EXPECT_REFUSED(("device.describe", "unknown"), device->describe(unknown, 0));
   fail_compile("error: expected ';'");
   EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"kv_copy.metal", "expected ';'"}, [&] {
     const KernelKey key{&kKvCopy.info, 0};
@@ -230,13 +230,12 @@ TEST(MetalSources, EveryKernelsTextIsWhole) {
     const auto count = std::distance(std::sregex_iterator(text.begin(), text.end(), entry),
                                      std::sregex_iterator());
     EXPECT_EQ(count, 1) << row.file << " " << row.info->name;
-    EXPECT_LE(row.info->params_bytes, metal::kMostParamsBytes) << row.info->name;
+    EXPECT_LE(row.info->params_bytes, metal::kMaxParamsBytes) << row.info->name;
   }
 }
 
 TEST(MetalSources, AFileThatIsMissingIsNamed) {
-  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"metal/kernels/none.metal"},
-                           [] { metal::kernel_text("none.metal"); }));
+  EXPECT_ERROR(compile_failed, ("metal/kernels/none.metal"), metal::kernel_text("none.metal"));
 }
 
 }  // namespace

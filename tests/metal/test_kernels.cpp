@@ -1,6 +1,5 @@
 #include "metal/test_kernels.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "metal_host/host_kernel.h"

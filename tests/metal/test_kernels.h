@@ -12,8 +12,7 @@ namespace gyre::test {
 
 struct MixParams {
   uint64_t a_bytes = 0, b_bytes = 0, out_bytes = 0;
-  uint32_t salt = 0;
-  uint32_t fold = 0;
+  uint32_t salt = 0, fold = 0;
 };
 
 inline uint8_t mixed(uint8_t a, uint8_t b, uint8_t out, uint64_t i, const MixParams& p) {

@@ -11,8 +11,7 @@ struct HostDispatch {
   uint32_t arguments;  // bit i: argument i is there; bit 16 + i: it begins at a multiple of 16
   uint32_t spec_low, spec_high;
   uint32_t grid[3];
-  uint32_t threads;
-  uint32_t threadgroup_bytes;
+  uint32_t threads, threadgroup_bytes;
 };
 
 struct HostKernel {

@@ -20,7 +20,7 @@
 namespace gyre::test {
 namespace {
 
-constexpr uint32_t kMostThreads = 1024, kMostGroupBytes = 32768;
+constexpr uint32_t kMaxThreads = 1024, kMaxGroupBytes = 32768;
 
 bool can_store(KvFormat format, uint64_t head_dim) {
   try {
@@ -88,8 +88,7 @@ class Decoding {
 
   Device device_ = Device::open("metal");
   KvFormat format_;
-  uint64_t head_dim_;
-  uint64_t keys_;
+  uint64_t head_dim_, keys_;
   uint64_t group_;  // query heads of a KV head
 };
 
@@ -126,9 +125,9 @@ TEST(MetalLaunch, MoreRowsThanATileReadTheCacheAgain) {
   }
 }
 
-// A group to a piece of the keys: together they read no byte twice.
+// A group to a split of the keys: together they read no byte twice.
 TEST(MetalLaunch, PiecesOfPagesReadEveryByteOnce) {
-  constexpr uint64_t kLong = 3 * metal::kPieceKeys;
+  constexpr uint64_t kLong = 3 * metal::kSplitKeys;
   for (const KvFormat format : kv_formats()) {
     SCOPED_TRACE(name(format));
     const Decoding decoding(format, 256, kLong);
@@ -181,8 +180,8 @@ abi::KvCacheLayout layout(KvFormat format, KvRole role, uint32_t head_dim) {
 
 void expect_fits(const metal::Launch& launch) {
   EXPECT_GT(launch.threads, 0u);
-  EXPECT_LE(launch.threads, kMostThreads);
-  EXPECT_LE(launch.threadgroup_bytes, kMostGroupBytes);
+  EXPECT_LE(launch.threads, kMaxThreads);
+  EXPECT_LE(launch.threadgroup_bytes, kMaxGroupBytes);
   EXPECT_EQ(launch.threadgroup_bytes % 16, 0u);
 }
 
@@ -206,6 +205,16 @@ abi::RopeParams rotating(uint64_t tokens, uint64_t head_dim) {
   p.tokens = tokens, p.head_dim = head_dim, p.streams = 2;
   p.stream[0].heads = 32, p.stream[1].heads = 4;
   return p;
+}
+
+// A grid counts in 32 bits, a copy in 64: a group takes further heads.
+TEST(MetalLaunch, ACopyOfAnyNumberOfHeadsHasGroups) {
+  abi::KvCopyParams copy{};
+  copy.tokens = 1, copy.streams = 1, copy.stream[0].row_elements = 1;
+  for (const uint64_t heads : {uint64_t{5000}, uint64_t{1} << 32, (uint64_t{1} << 32) + 3}) {
+    copy.heads = heads;
+    EXPECT_EQ(metal::launch_kv_copy(&copy, 0).grid[1], 4096u) << heads;
+  }
 }
 
 TEST(MetalLaunch, WhatStoresRowsFitsIntoAGroupAtEveryHeadDim) {
@@ -243,7 +252,7 @@ TEST(MetalLaunch, RowsAloneFitIntoAGroupAtEveryHeadDim) {
     transform.tokens = 40, transform.heads = 4, transform.group = 4, transform.head_dim = dim;
     expect_fits(metal::launch_kv_transform(&transform, 0));
     if (!abi::kv_takes_calibration(dim)) continue;
-    for (uint32_t gains = 1; gains <= abi::kKvMostGains; ++gains) {
+    for (uint32_t gains = 1; gains <= abi::kKvMaxGains; ++gains) {
       abi::KvFeedbackParams encode{};
       encode.tokens = 40, encode.heads = 4;
       for (abi::KvFeedbackStream& stream : encode.stream)
@@ -308,7 +317,7 @@ TEST(MetalLaunch, PlansPiecesOfPages) {
   EXPECT_EQ(plan_of().reduce, abi::AttentionReduce::separate);
   problem.keys = problem.capacity = 1 << 20;
   EXPECT_EQ(plan_of().splits, 32u);
-  problem.keys = 600;  // a window may touch three pieces
+  problem.keys = 600;  // a window may touch three splits
   const abi::AttentionPlan plan = plan_of();
   EXPECT_EQ(plan.splits, 3u);
   // The states of every group of the launch have a place.

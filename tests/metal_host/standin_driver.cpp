@@ -30,7 +30,7 @@ bool is_last(uint64_t& calls_left) {
 
 namespace {
 
-constexpr uint64_t kMostBufferBytes = uint64_t{8} << 30;
+constexpr uint64_t kMaxBufferBytes = uint64_t{8} << 30;
 constexpr auto kTail = std::byte{0xA5};  // between a buffer's end and its last page's
 
 std::string reason() {
@@ -40,10 +40,10 @@ std::string reason() {
 
 metal::Description describe() {
   return {.name = "stand-in",
-          .memory_bytes = kMostBufferBytes,
-          .buffer_bytes = kMostBufferBytes,
+          .memory_bytes = kMaxBufferBytes,
+          .buffer_bytes = kMaxBufferBytes,
           .page_bytes = kPageBytes,
-          .threadgroup_bytes = kMostThreadgroupBytes};
+          .threadgroup_bytes = kMaxThreadgroupBytes};
 }
 
 bool take_buffer(uint64_t bytes) {
@@ -57,7 +57,7 @@ bool take_buffer(uint64_t bytes) {
 // Behind the last page lies one that nobody may touch.
 Buffer* buffer_make(uint64_t bytes) {
   if (bytes == 0) state().note("a buffer of 0 bytes");
-  if (bytes == 0 || bytes > kMostBufferBytes || !take_buffer(bytes)) return nullptr;
+  if (bytes == 0 || bytes > kMaxBufferBytes || !take_buffer(bytes)) return nullptr;
   const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const uint64_t mapped = pages + 2 * kPageBytes;
   void* const memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
@@ -170,11 +170,6 @@ std::vector<std::string> standin_violations() {
 void clear_standin_violations() {
   const std::lock_guard lock(state().mutex);
   state().violations.clear();
-}
-
-void set_standin_seed(uint64_t seed) {
-  const std::lock_guard lock(state().mutex);
-  state().random.seed(seed);
 }
 
 void fail_buffer_after(uint64_t calls) {

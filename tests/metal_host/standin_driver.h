@@ -25,8 +25,6 @@ StandinCounts standin_counts();
 std::vector<std::string> standin_violations();
 void clear_standin_violations();
 
-void set_standin_seed(uint64_t seed);  // of the order
-
 // For tests of failures. A count is how many calls succeed before the one that fails; that one is
 // the last to fail.
 void fail_buffer_after(uint64_t calls);   // buffer_make and buffer_wrap

@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -64,8 +63,7 @@ struct State {
   StandinCounts counts;
   std::vector<std::string> violations;
   std::mt19937_64 random{1};
-  uint64_t holds = 0;
-  uint64_t memory_left = uint64_t{1} << 40;
+  uint64_t holds = 0, memory_left = uint64_t{1} << 40;
   uint64_t buffers_left = ~uint64_t{0}, begins_left = ~uint64_t{0}, commits_left = ~uint64_t{0};
   std::string commit_error, compile_log, reason;
   uint32_t max_threads = 1024;
@@ -80,7 +78,7 @@ State& state();
 bool is_last(uint64_t& calls_left);
 
 constexpr uint64_t kPageBytes = 16384;  // Apple's
-constexpr uint32_t kMostThreadgroupBytes = 32768;
+constexpr uint32_t kMaxThreadgroupBytes = 32768;
 
 // standin_queue.cpp
 metal::Queue* queue_make();

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 
 #include "metal_host/standin_objects.h"
 
@@ -29,7 +28,7 @@ std::string refusal(const Dispatch& dispatch) {
     return std::string(what) + ", got " + std::to_string(got);
   };
   if (dispatch.state == nullptr) return "a dispatch without a pipeline";
-  if (dispatch.params_bytes == 0 || dispatch.params_bytes > metal::kMostParamsBytes)
+  if (dispatch.params_bytes == 0 || dispatch.params_bytes > metal::kMaxParamsBytes)
     return text("setBytes takes 1 to 4096 bytes", dispatch.params_bytes);
   if (dispatch.binding_count > metal::kMaxBindings)
     return text("at most 16 arguments", dispatch.binding_count);
@@ -37,7 +36,7 @@ std::string refusal(const Dispatch& dispatch) {
     return "a grid of 0 threadgroups";
   if (dispatch.threads == 0 || dispatch.threads > dispatch.state->max_threads)
     return text("more threads in a threadgroup than the pipeline has, or 0", dispatch.threads);
-  if (dispatch.threadgroup_bytes > kMostThreadgroupBytes)
+  if (dispatch.threadgroup_bytes > kMaxThreadgroupBytes)
     return text("at most 32768 bytes of threadgroup memory", dispatch.threadgroup_bytes);
   if (dispatch.threadgroup_bytes % metal::kThreadgroupUnit != 0)
     return text("threadgroup memory must be a multiple of 16 bytes", dispatch.threadgroup_bytes);

@@ -14,11 +14,9 @@ using reference::KvSide;
 struct KvWriteCase {
   std::string name = {};
   KvPageShape shape{KvFormat::tq8, KvFormat::tq4, 2, 64, 0, 16};
-  DType source = DType::f32;
-  DType slot_type = DType::i64;
+  DType source = DType::f32, slot_type = DType::i64;
   KvLayout layout = KvLayout::token_major;
-  uint64_t pages = 4;
-  uint64_t gap = 0;
+  uint64_t pages = 4, gap = 0;
   std::vector<int64_t> slots = {};
 };
 
@@ -228,8 +226,7 @@ Block page_list(const std::vector<int32_t>& pages) {
 struct PageCopyCase {
   std::string name;
   std::vector<int32_t> from, to;
-  uint64_t gap = 0;
-  uint64_t page_tokens = 16;
+  uint64_t gap = 0, page_tokens = 16;
 };
 
 OpRun make_run(const PageCopyCase& c) {

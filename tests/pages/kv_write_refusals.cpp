@@ -1,7 +1,4 @@
-#include <string>
-#include <utility>
-
-#include "op_case.h"
+#include "refused_call.h"
 
 namespace gyre::test {
 namespace {
@@ -26,146 +23,91 @@ Copy good_copy(FilledTensors& t) {
   return {.pages = make_pages(t), .from = t.make(DType::i32, {2}), .to = t.make(DType::i32, {2})};
 }
 
-using ChangeWrite = void (*)(Write&, FilledTensors&);
-Refusal refusal(std::string name, std::vector<std::string> message, ChangeWrite change) {
-  message.emplace_back("kv_write");
-  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& t) {
-            Write in = good_write(t);
-            change(in, t);
-            kv_write(encoder, in);
-          }};
-}
+constexpr RefusedCall<Write> refusal{"kv_write", good_write,
+                                     [](Encoder& e, const Write& c) { kv_write(e, c); }};
 
-using ChangeCopy = void (*)(Copy&, FilledTensors&);
-Refusal copy_refusal(std::string name, std::vector<std::string> message, ChangeCopy change) {
-  message.emplace_back("kv_page_copy");
-  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& t) {
-            Copy in = good_copy(t);
-            change(in, t);
-            kv_page_copy(encoder, in);
-          }};
-}
+constexpr RefusedCall<Copy> copy_refusal{"kv_page_copy", good_copy,
+                                         [](Encoder& e, const Copy& c) { kv_page_copy(e, c); }};
 
 std::vector<Refusal> page_refusals() {
   return {
-      refusal("no memory", {"pages have no memory"},
-              [](Write& in, FilledTensors&) { in.pages.bytes = {}; }),
+      refusal("no memory", {"pages have no memory"}, CHANGE(c.pages.bytes = {})),
       refusal("page_tokens 0", {"page_tokens", "multiple of 8", "got 0"},
-              [](Write& in, FilledTensors&) { in.pages.shape.page_tokens = 0; }),
-      refusal("page_tokens 12", {"page_tokens", "got 12"},
-              [](Write& in, FilledTensors&) { in.pages.shape.page_tokens = 12; }),
+              CHANGE(c.pages.shape.page_tokens = 0)),
+      refusal("page_tokens 12", {"page_tokens", "got 12"}, CHANGE(c.pages.shape.page_tokens = 12)),
       refusal("page_tokens 1032", {"page_tokens", "1024", "got 1032"},
-              [](Write& in, FilledTensors&) { in.pages.shape.page_tokens = 1032; }),
-      refusal("no heads", {"kv_heads must be given"},
-              [](Write& in, FilledTensors&) { in.pages.shape.kv_heads = 0; }),
+              CHANGE(c.pages.shape.page_tokens = 1032)),
+      refusal("no heads", {"kv_heads must be given"}, CHANGE(c.pages.shape.kv_heads = 0)),
       refusal("head_dim 20", {"head dims must be multiples of 8", "got 20"},
-              [](Write& in, FilledTensors&) {
-                in.pages.shape.k = KvFormat::f16;
-                in.pages.shape.head_dim = 20;
-              }),
+              CHANGE(c.pages.shape.k = KvFormat::f16, c.pages.shape.head_dim = 20)),
       refusal("a head_dim that the format cannot store", {"mlx_native4", "got 80"},
-              [](Write& in, FilledTensors&) { in.pages.shape.v = KvFormat::mlx_native4; }),
+              CHANGE(c.pages.shape.v = KvFormat::mlx_native4)),
       refusal("pages of another shape", {"pages must be u8 [pages, ", "got u8"},
-              [](Write& in, FilledTensors&) { in.pages.shape.kv_heads = 2; }),
+              CHANGE(c.pages.shape.kv_heads = 2)),
       refusal("pages of another dtype", {"pages must be u8", "got f32"},
-              [](Write& in, FilledTensors& t) {
-                in.pages.bytes = t.make(DType::f32, {5, kv_page_bytes(kShape)});
-              }),
+              CHANGE(c.pages.bytes = t.make(DType::f32, {5, kv_page_bytes(kShape)}))),
       refusal("pages that share memory", {"apart", "strides"},
-              [](Write& in, FilledTensors&) {
-                in.pages.bytes = in.pages.bytes.strided({3, kv_page_bytes(kShape)},
-                                                        {kv_page_bytes(kShape) - 16, 1});
-              }),
+              CHANGE(c.pages.bytes = c.pages.bytes.strided({3, kv_page_bytes(kShape)},
+                                                           {kv_page_bytes(kShape) - 16, 1}))),
       refusal("a page stride of 8 more", {"multiple of 16", "strides"},
-              [](Write& in, FilledTensors&) {
-                in.pages.bytes = in.pages.bytes.strided({2, kv_page_bytes(kShape)},
-                                                        {kv_page_bytes(kShape) + 8, 1});
-              }),
+              CHANGE(c.pages.bytes = c.pages.bytes.strided({2, kv_page_bytes(kShape)},
+                                                           {kv_page_bytes(kShape) + 8, 1}))),
       refusal("pages that begin between", {"begin at a multiple of 16"},
-              [](Write& in, FilledTensors&) {
-                in.pages.bytes = in.pages.bytes.strided({2, kv_page_bytes(kShape)},
-                                                        {kv_page_bytes(kShape), 1}, 8);
-              }),
+              CHANGE(c.pages.bytes = c.pages.bytes.strided({2, kv_page_bytes(kShape)},
+                                                           {kv_page_bytes(kShape), 1}, 8))),
   };
 }
 
 std::vector<Refusal> token_refusals() {
   return {
-      refusal("no k", {"k is undefined"}, [](Write& in, FilledTensors&) { in.k = {}; }),
-      refusal("no v", {"v is undefined"}, [](Write& in, FilledTensors&) { in.v = {}; }),
+      refusal("no k", {"k is undefined"}, CHANGE(c.k = {})),
+      refusal("no v", {"v is undefined"}, CHANGE(c.v = {})),
       refusal("k of u8", {"k must be f32, f16 or bf16", "u8"},
-              [](Write& in, FilledTensors& t) {
-                in.k = t.make(DType::u8, {6, 3, 64});
-              }),
+              CHANGE(c.k = t.make(DType::u8, {6, 3, 64}))),
       refusal("k of rank 2", {"k must be [tokens, kv_heads, head_dim]", "[6, 192]"},
-              [](Write& in, FilledTensors& t) {
-                in.k = t.make(DType::f32, {6, 192});
-              }),
-      refusal("kv_heads", {"kv_heads 3", "got 2"},
-              [](Write& in, FilledTensors& t) {
-                in.k = t.make(DType::f32, {6, 2, 64});
-              }),
+              CHANGE(c.k = t.make(DType::f32, {6, 192}))),
+      refusal("kv_heads", {"kv_heads 3", "got 2"}, CHANGE(c.k = t.make(DType::f32, {6, 2, 64}))),
       refusal("head_dim of v", {"v must have", "head_dim 80", "got 64"},
-              [](Write& in, FilledTensors& t) {
-                in.v = t.make(DType::f32, {6, 3, 64});
-              }),
+              CHANGE(c.v = t.make(DType::f32, {6, 3, 64}))),
       refusal("head_dim with gaps", {"head_dim of k must be contiguous", "3"},
-              [](Write& in, FilledTensors& t) {
-                in.k = t.make(DType::f32, {6, 64, 3}).permute({0, 2, 1});
-              }),
+              CHANGE(c.k = t.make(DType::f32, {6, 64, 3}).permute({0, 2, 1}))),
       refusal("tokens of v", {"v must have the tokens of k: 6", "got 5"},
-              [](Write& in, FilledTensors& t) {
-                in.v = t.make(DType::f32, {5, 3, 80});
-              }),
+              CHANGE(c.v = t.make(DType::f32, {5, 3, 80}))),
       refusal("dtype of v", {"v must have the dtype of k: f32", "got f16"},
-              [](Write& in, FilledTensors& t) {
-                in.v = t.make(DType::f16, {6, 3, 80});
-              }),
+              CHANGE(c.v = t.make(DType::f16, {6, 3, 80}))),
       refusal("k in the pages", {"k and pages share memory"},
-              [](Write& in, FilledTensors& t) {
+              [](auto& c, FilledTensors& t) {
                 const Tensor both = t.make(DType::f32, {5, kv_page_bytes(kShape) / 4});
-                in.k = both.strided({6, 3, 64}, {192, 64, 1});
-                in.pages.bytes =
+                c.k = both.strided({6, 3, 64}, {192, 64, 1});
+                c.pages.bytes =
                     t.device().wrap(address_of(both), DType::u8, {5, kv_page_bytes(kShape)});
               }),
-      refusal("no slots", {"slots is undefined"}, [](Write& in, FilledTensors&) { in.slots = {}; }),
+      refusal("no slots", {"slots is undefined"}, CHANGE(c.slots = {})),
       refusal("slots of u32", {"slots must be i64 or i32", "u32"},
-              [](Write& in, FilledTensors& t) { in.slots = t.make(DType::u32, {6}); }),
+              CHANGE(c.slots = t.make(DType::u32, {6}))),
       refusal("too few slots", {"slots must be contiguous [6]", "[5]"},
-              [](Write& in, FilledTensors& t) { in.slots = t.make(DType::i64, {5}); }),
+              CHANGE(c.slots = t.make(DType::i64, {5}))),
       refusal("slots with gaps", {"slots must be contiguous", "strides [2]"},
-              [](Write& in, FilledTensors& t) {
-                in.slots = t.make(DType::i64, {12}).strided({6}, {2});
-              }),
+              CHANGE(c.slots = t.make(DType::i64, {12}).strided({6}, {2}))),
   };
 }
 
 }  // namespace
 
-std::vector<Refusal> kv_write_refusals() {
-  std::vector<Refusal> all = page_refusals();
-  for (Refusal& r : token_refusals()) all.push_back(std::move(r));
-  return all;
-}
+std::vector<Refusal> kv_write_refusals() { return concat({page_refusals(), token_refusals()}); }
 
 std::vector<Refusal> kv_page_copy_refusals() {
   return {
-      copy_refusal("no pages", {"pages have no memory"},
-                   [](Copy& in, FilledTensors&) { in.pages.bytes = {}; }),
-      copy_refusal("no list", {"from is undefined"},
-                   [](Copy& in, FilledTensors&) { in.from = {}; }),
+      copy_refusal("no pages", {"pages have no memory"}, CHANGE(c.pages.bytes = {})),
+      copy_refusal("no list", {"from is undefined"}, CHANGE(c.from = {})),
       copy_refusal("i64", {"to must be contiguous i32", "i64"},
-                   [](Copy& in, FilledTensors& t) { in.to = t.make(DType::i64, {2}); }),
+                   CHANGE(c.to = t.make(DType::i64, {2}))),
       copy_refusal("different kv_lengths", {"as many pages as from: 2", "got 1"},
-                   [](Copy& in, FilledTensors& t) { in.to = t.make(DType::i32, {1}); }),
+                   CHANGE(c.to = t.make(DType::i32, {1}))),
       copy_refusal("more pairs than pages", {"at most as many pairs as 5 pages", "got 6"},
-                   [](Copy& in, FilledTensors& t) {
-                     in.from = t.make(DType::i32, {6});
-                     in.to = t.make(DType::i32, {6});
-                   }),
-      copy_refusal(
-          "a list with gaps", {"from must be contiguous", "strides [2]"},
-          [](Copy& in, FilledTensors& t) { in.from = t.make(DType::i32, {4}).strided({2}, {2}); }),
+                   CHANGE(c.from = t.make(DType::i32, {6}), c.to = t.make(DType::i32, {6}))),
+      copy_refusal("a list with gaps", {"from must be contiguous", "strides [2]"},
+                   CHANGE(c.from = t.make(DType::i32, {4}).strided({2}, {2}))),
   };
 }
 

@@ -172,8 +172,7 @@ class Maker {
 
   void add_sequence(size_t index, std::vector<int32_t>& free, std::span<int32_t> entries) {
     const PagedSequence& s = c_.sequences[index];
-    const uint64_t page_tokens = c_.shape.page_tokens;
-    const uint64_t needed = first_needed(s) / page_tokens;
+    const uint64_t page_tokens = c_.shape.page_tokens, needed = first_needed(s) / page_tokens;
     for (uint64_t nth = 0; nth < pages_for(c_, s.length); ++nth) {
       const auto page = static_cast<uint64_t>(free.back());
       if (nth >= needed) entries[nth] = free.back();

@@ -10,7 +10,7 @@
 
 namespace gyre::test {
 
-// What is wrong with a sequence's numbers in device memory: its rows become NaN.
+// How a sequence's numbers in device memory are damaged: its rows become NaN.
 enum class Damage : uint8_t {
   none,
   negative_length,
@@ -32,8 +32,7 @@ struct PagedSequence {
 // that are NaN in every dtype; entries that no query needs name pages that are not there.
 struct PagedAttentionCase {
   std::string name;
-  DType q = DType::f32;
-  DType out = DType::f32;
+  DType q = DType::f32, out = DType::f32;
   KvPageShape shape{KvFormat::tq8, KvFormat::tq4, 2, 64, 0, 16};
   uint64_t heads = 4;
   std::vector<PagedSequence> sequences = {};
@@ -45,9 +44,7 @@ struct PagedAttentionCase {
   bool causal = true;
   uint64_t window = 0;
   float soft_cap = 0;
-  bool lse = true;
-  bool sink_logits = false;
-  bool alibi_slopes = false;
+  bool lse = true, sink_logits = false, alibi_slopes = false;
 };
 
 OpCase make_case(const PagedAttentionCase& numbers);

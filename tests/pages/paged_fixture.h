@@ -19,9 +19,7 @@ namespace gyre::test {
 
 // A few queries of one sequence, as one call takes them: the newest of its first `length` tokens.
 struct Part {
-  uint64_t sequence = 0;
-  uint64_t length = 0;
-  uint64_t tokens = 1;
+  uint64_t sequence = 0, length = 0, tokens = 1;
   bool prompt = false;
 };
 

@@ -2,8 +2,6 @@
 // is cut; a sequence in pages gives what a linear cache gives.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "pages/paged_fixture.h"
 
 namespace gyre::test {

@@ -10,8 +10,7 @@ namespace {
 // A world whose keys lie in the body, and again in 16 bits in a few pages of sink tokens and a ring
 // of tail pages, each in entries of its own of the table.
 struct Segments {
-  uint64_t sink_tokens = 5, tail = 20;
-  uint64_t page = 16;
+  uint64_t sink_tokens = 5, tail = 20, page = 16;
 
   // Three calls that leave states, and one merge.
   static Tensor merged(const PagedWorld& world, const PagedCall& body,
@@ -49,7 +48,7 @@ TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
     std::ranges::copy(world.table(0), table.data<int32_t>().begin());
     for (uint64_t i = 0; i <= ring; ++i)
       table.data<int32_t>()[body_entries + i] = static_cast<int32_t>(ring - i);
-    const auto copy_near = [&](uint64_t first, uint64_t count, uint64_t entry, uint64_t entries) {
+    const auto copy_f16 = [&](uint64_t first, uint64_t count, uint64_t entry, uint64_t entries) {
       const Tensor slots = device.tensor(DType::i32, {count});
       for (uint64_t i = 0; i < count; ++i) {
         const uint64_t key = first + i, nth = entry + key / at.page % entries;
@@ -63,8 +62,8 @@ TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
                          .slots = slots});
       encoder.submit().wait();
     };
-    copy_near(0, at.sink_tokens, body_entries, 1);
-    copy_near(first_held, held, body_entries + 1, ring);
+    copy_f16(0, at.sink_tokens, body_entries, 1);
+    copy_f16(first_held, held, body_entries + 1, ring);
     PagedCall call{.op = "test", .q = world.rows('q', 0, kLength - tokens, tokens)};
     call.page_table = table;
     call.kv_lengths = device.tensor(DType::i32, {1});

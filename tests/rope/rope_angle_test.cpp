@@ -45,8 +45,7 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
   Tensor unit_heads(uint64_t tokens, uint64_t head_dim) const {
     std::vector<float> input(tokens * 2 * head_dim, 0.0f);
     for (uint64_t i = 0; i < input.size(); ++i) {
-      const bool first = i % head_dim < head_dim / 2;
-      const bool second_head = i / head_dim % 2 == 1;
+      const bool first = i % head_dim < head_dim / 2, second_head = i / head_dim % 2 == 1;
       if (first) input[i] = 1;
       if (!first && second_head) input[i] = -1;
     }
@@ -58,8 +57,7 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
     double worst = 0;
     const size_t pairs = truth.size();
     for (size_t p = 0; p < pairs; ++p) {
-      const double c = truth[p].real();
-      const double s = truth[p].imag();
+      const double c = truth[p].real(), s = truth[p].imag();
       const float* head = out.data() + p;
       worst = std::max({worst, std::abs(head[0] - c), std::abs(head[pairs] - s),
                         std::abs(head[2 * pairs] - (c + s)), std::abs(head[3 * pairs] - (s - c))});
@@ -69,17 +67,15 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
 
   double error_up_to_a_million(uint64_t head_dim, uint64_t step) const {
     std::vector<Circle> circles;
-    for (const long double f : reference::rope_frequencies(options(), head_dim)) {
+    for (const long double f : reference::rope_frequencies(options(), head_dim))
       circles.emplace_back(f);
-    }
     constexpr uint64_t kTokens = 4096;
     const Tensor x = unit_heads(kTokens, head_dim);
     double worst = 0;
     for (uint64_t first = 0; first <= kMillion; first += kTokens * step) {
       std::vector<int32_t> at(kTokens);
-      for (uint64_t t = 0; t < kTokens; ++t) {
+      for (uint64_t t = 0; t < kTokens; ++t)
         at[t] = static_cast<int32_t>(std::min(first + t * step, kMillion));
-      }
       const Tensor out = rotated(x, positions(at), options());
       std::vector<std::complex<double>> truth(circles.size());
       for (uint64_t t = 0; t < kTokens; ++t) {
@@ -102,9 +98,8 @@ class RopeAngle : public RopeTest, public testing::WithParamInterface<double> {
     double worst = 0;
     for (size_t t = 0; t < at.size(); ++t) {
       std::vector<std::complex<double>> truth;
-      for (const long double f : frequencies) {
+      for (const long double f : frequencies)
         truth.push_back(std::polar(1.0, reference::rope_angle(f, at[t])));
-      }
       const auto row = out.data<const float>().subspan(t * 2 * head_dim, 2 * head_dim);
       worst = std::max(worst, error(row, truth));
     }
@@ -160,8 +155,7 @@ TEST_F(RopeAngleTable, ATableIsExactAtEveryPosition) {
   where.write_from(std::span<const uint32_t>(at));
   std::vector<float> input(at.size() * 16);
   for (size_t i = 0; i < input.size(); ++i) input[i] = i % 16 < 8 ? 1.0f : 0.0f;
-  const Tensor x = filled(DType::f32, {at.size(), 1, 16}, input);
-  const Tensor out = like(x);
+  const Tensor x = filled(DType::f32, {at.size(), 1, 16}, input), out = like(x);
   run(RopeInputs{
       .x = x, .positions = where, .out = out, .frequencies = rope_table(device_, radians)});
   for (size_t t = 0; t < at.size(); ++t) {

@@ -48,9 +48,8 @@ void expect_value(Block& block, uint64_t at, double value, double tolerance) {
 
 std::vector<double> load_row(const KvSide& side, const Bytes& memory, uint64_t t, uint64_t h) {
   std::vector<double> row(side.head_dim);
-  for (uint64_t e = 0; e < side.head_dim; ++e) {
+  for (uint64_t e = 0; e < side.head_dim; ++e)
     row[e] = reference::load_value(side.dtype, memory.data(), side.index(t, h, e));
-  }
   return row;
 }
 
@@ -157,9 +156,8 @@ void record_rope(const RopeCase& c, const BlockIndex& index, Encoder& encoder,
   if (has_weight(c)) all.weight = t[index[kWeight]];
   if (has_second(c)) all.second = kv_view(t[index[kSecond]], side_of(c, kSecond));
   if (has_weight(c) && c.k_heads != 0) all.k_weight = t[index[kKWeight]];
-  if (has_second(c) && c.k_heads != 0) {
+  if (has_second(c) && c.k_heads != 0)
     all.k_second = kv_view(t[index[kKSecond]], side_of(c, kKSecond));
-  }
   NormRopeOptions options{.epsilon = c.norm->epsilon, .weight_offset = c.norm->weight_offset};
   options.rope = c.norm->turns ? std::optional(c.options) : std::nullopt;
   norm_rope(encoder, all, options);

@@ -25,8 +25,7 @@ enum class RopeFrequencySource : uint8_t {
 // What makes it a norm_rope.
 struct RopeNorm {
   bool turns = true;  // false: the norm alone
-  float epsilon = 1e-6f;
-  float weight_offset = 0;
+  float epsilon = 1e-6f, weight_offset = 0;
   std::optional<DType> weight;
   std::optional<DType> second;
   KvLayout second_layout = KvLayout::head_major;
@@ -36,12 +35,10 @@ struct RopeNorm {
 // result.
 struct RopeCase {
   std::string name;
-  uint64_t tokens = 5;
-  uint64_t heads = 3;
+  uint64_t tokens = 5, heads = 3;
   uint64_t k_heads = 0;    // 0: x alone
   uint64_t head_dim = 20;  // 10 pairs: a rest behind vectors of 4 and 8, less than one of 16
-  DType x = DType::f32;
-  DType out = DType::f32;
+  DType x = DType::f32, out = DType::f32;
   KvLayout x_layout = KvLayout::token_major;  // interleaved: x and k in one buffer
   KvLayout out_layout = KvLayout::token_major;
   bool in_place = false;

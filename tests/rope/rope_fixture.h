@@ -81,8 +81,7 @@ class RopeTest : public testing::Test {
     return all;
   }
   static double largest_difference(const Tensor& a, const Tensor& b) {
-    const std::vector<double> left = values(a);
-    const std::vector<double> right = values(b);
+    const std::vector<double> left = values(a), right = values(b);
     double largest = 0;
     for (size_t i = 0; i < left.size(); ++i) {
       largest = std::max(largest, std::abs(left[i] - right[i]));

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <utility>
 
 #include "rope/rope_refusal.h"
 
@@ -33,125 +32,81 @@ NormCall good_call(FilledTensors& tensors) {
   return call;
 }
 
-using Change = void (*)(NormCall&, FilledTensors&);
-
-Refusal refusal(std::string name, std::vector<std::string> message, Change change) {
-  message.emplace_back("norm_rope: ");
-  return {std::move(name), std::move(message), [change](Encoder& encoder, FilledTensors& tensors) {
-            NormCall call = good_call(tensors);
-            change(call, tensors);
-            norm_rope(encoder, call.in, call.options);
-          }};
-}
+constexpr RefusedCall<NormCall> refusal{
+    "norm_rope: ", good_call, [](Encoder& e, const NormCall& c) { norm_rope(e, c.in, c.options); }};
 
 std::vector<Refusal> shared_refusals() {
-  std::vector<Refusal> all;
-  for (const RopeRefusal& r : all_rope_refusals()) {
-    std::vector<std::string> message = r.message;
-    message.emplace_back("norm_rope: ");
-    all.push_back({r.name, message, [r](Encoder& encoder, FilledTensors& tensors) {
-                     RopeCall call = good_rope_call(tensors);
-                     r.change(call, tensors);
-                     const NormCall norm = with_norm(call);
-                     norm_rope(encoder, norm.in, norm.options);
-                   }});
-  }
-  return all;
+  constexpr RefusedCall<RopeCall> kRefusal{"norm_rope: ", good_rope_call,
+                                           [](Encoder& e, const RopeCall& c) {
+                                             const NormCall norm = with_norm(c);
+                                             norm_rope(e, norm.in, norm.options);
+                                           }};
+  return kRefusal(all_rope_refusals());
 }
 
 std::vector<Refusal> number_refusals() {
   return {
       refusal("epsilon NaN", {"epsilon must be finite and not negative", "got nan"},
-              [](NormCall& c, FilledTensors&) { c.options.epsilon = NAN; }),
-      refusal("negative epsilon", {"epsilon", "got -1e-06"},
-              [](NormCall& c, FilledTensors&) { c.options.epsilon = -1e-6f; }),
-      refusal("infinite epsilon", {"epsilon", "got inf"},
-              [](NormCall& c, FilledTensors&) { c.options.epsilon = HUGE_VALF; }),
+              CHANGE(c.options.epsilon = NAN)),
+      refusal("negative epsilon", {"epsilon", "got -1e-06"}, CHANGE(c.options.epsilon = -1e-6f)),
+      refusal("infinite epsilon", {"epsilon", "got inf"}, CHANGE(c.options.epsilon = HUGE_VALF)),
       refusal("weight_offset NaN", {"weight_offset must be finite", "got nan"},
-              [](NormCall& c, FilledTensors&) { c.options.weight_offset = NAN; }),
+              CHANGE(c.options.weight_offset = NAN)),
       refusal("infinite weight_offset", {"weight_offset must be finite", "got -inf"},
-              [](NormCall& c, FilledTensors&) { c.options.weight_offset = -HUGE_VALF; }),
+              CHANGE(c.options.weight_offset = -HUGE_VALF)),
   };
 }
 
 std::vector<Refusal> weight_refusals() {
   return {
       refusal("weight of another length", {"weight of x", "[head_dim] = [8]", "got [7]"},
-              [](NormCall& c, FilledTensors&) { c.in.weight = c.in.weight.slice(0, 0, 7); }),
+              CHANGE(c.in.weight = c.in.weight.slice(0, 0, 7))),
       refusal("weight per head", {"weight of x", "[head_dim] = [8]", "got [3, 8]"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.weight = t.make(DType::f32, {3, 8});
-              }),
+              CHANGE(c.in.weight = t.make(DType::f32, {3, 8}))),
       refusal("weight of i32", {"weight of x must be f32, f16 or bf16", "i32"},
-              [](NormCall& c, FilledTensors& t) { c.in.weight = t.make(DType::i32, {8}); }),
+              CHANGE(c.in.weight = t.make(DType::i32, {8}))),
       refusal("weight with gaps", {"weight of x must be contiguous", "stride 2"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.weight = t.make(DType::f32, {16}).strided({8}, {2});
-              }),
+              CHANGE(c.in.weight = t.make(DType::f32, {16}).strided({8}, {2}))),
       refusal("k_weight of another length", {"weight of k", "[head_dim] = [8]", "got [6]"},
-              [](NormCall& c, FilledTensors& t) { c.in.k_weight = t.make(DType::f32, {6}); }),
+              CHANGE(c.in.k_weight = t.make(DType::f32, {6}))),
       refusal("k_weight without k", {"k_weight or k_second is defined without k"},
-              [](NormCall& c, FilledTensors&) { c.in.k = c.in.k_out = c.in.k_second = {}; }),
+              CHANGE(c.in.k = c.in.k_out = c.in.k_second = {})),
       refusal("weight in out", {"out and weight share memory"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.out = t.make(DType::f32, {5, 3, 8});
-                c.in.k_out = t.make(DType::f32, {5, 2, 8});
-                c.in.weight = c.in.out.slice(0, 2, 1).reshape({24}).slice(0, 8, 8);
-              }),
+              CHANGE(c.in.out = t.make(DType::f32, {5, 3, 8}),
+                     c.in.k_out = t.make(DType::f32, {5, 2, 8}),
+                     c.in.weight = c.in.out.slice(0, 2, 1).reshape({24}).slice(0, 8, 8))),
   };
 }
 
 std::vector<Refusal> second_refusals() {
   return {
       refusal("second of u8", {"second of x must be f32, f16 or bf16", "u8"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.second = t.make(DType::u8, {5, 3, 8});
-              }),
+              CHANGE(c.in.second = t.make(DType::u8, {5, 3, 8}))),
       refusal("second with other heads", {"second of x", "[5, 3, 8]", "got [5, 2, 8]"},
-              [](NormCall& c, FilledTensors&) { c.in.second = c.in.second.slice(1, 0, 2); }),
+              CHANGE(c.in.second = c.in.second.slice(1, 0, 2))),
       refusal("permuted shape of k_second", {"second of k", "[5, 2, 8]", "got [2, 5, 8]"},
-              [](NormCall& c, FilledTensors&) {
-                c.in.k_second = c.in.k_second.permute({1, 0, 2});
-              }),
+              CHANGE(c.in.k_second = c.in.k_second.permute({1, 0, 2}))),
       refusal("head_dim of second with gaps", {"head_dim of the second of x", "stride 2"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.second = t.make(DType::bf16, {240}).strided({5, 3, 8}, {48, 16, 2});
-              }),
+              CHANGE(c.in.second = t.make(DType::bf16, {240}).strided({5, 3, 8}, {48, 16, 2}))),
       refusal("heads of second in one place", {"second of x share memory", "[24, 0, 1]"},
-              [](NormCall& c, FilledTensors&) {
-                c.in.second = c.in.second.strided({5, 3, 8}, {24, 0, 1});
-              }),
+              CHANGE(c.in.second = c.in.second.strided({5, 3, 8}, {24, 0, 1}))),
       refusal("k_second without k", {"k_weight or k_second is defined without k"},
-              [](NormCall& c, FilledTensors&) { c.in.k = c.in.k_out = c.in.k_weight = {}; }),
+              CHANGE(c.in.k = c.in.k_out = c.in.k_weight = {})),
       refusal("second is out", {"out and second share memory"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.second = c.in.out;
-                c.in.k_second = t.make(DType::f16, {5, 2, 8});
-              }),
+              CHANGE(c.in.second = c.in.out, c.in.k_second = t.make(DType::f16, {5, 2, 8}))),
       refusal("second is x", {"x and second share memory"},
-              [](NormCall& c, FilledTensors& t) {
-                c.in.second = c.in.x;
-                c.in.k_second = t.make(DType::f32, {5, 2, 8});
-              }),
+              CHANGE(c.in.second = c.in.x, c.in.k_second = t.make(DType::f32, {5, 2, 8}))),
       refusal("second is k_second", {"second and k_second share memory"},
-              [](NormCall& c, FilledTensors&) { c.in.k_second = c.in.second.slice(1, 0, 2); }),
+              CHANGE(c.in.k_second = c.in.second.slice(1, 0, 2))),
       refusal("read-only second", {"second", "read-only"},
-              [](NormCall& c, FilledTensors& t) {
-                const void* memory = address_of(c.in.second);
-                c.in.second = t.device().wrap(memory, DType::bf16, {5, 3, 8});
-              }),
+              CHANGE(c.in.second = read_only(t.device(), c.in.second))),
   };
 }
 
 }  // namespace
 
 std::vector<Refusal> norm_rope_refusals() {
-  std::vector<Refusal> all;
-  for (const auto& list :
-       {shared_refusals(), number_refusals(), weight_refusals(), second_refusals()}) {
-    all.insert(all.end(), list.begin(), list.end());
-  }
-  return all;
+  return concat({shared_refusals(), number_refusals(), weight_refusals(), second_refusals()});
 }
 
 }  // namespace gyre::test

@@ -84,9 +84,8 @@ Block float_block(std::span<const float> values) {
 // A table's entries are 8 bytes each; one element in front keeps them aligned between the guards.
 Block frequency_block(const RopeCase& c) {
   const std::vector<double> own = own_frequencies(c);
-  if (c.frequencies == RopeFrequencySource::radians) {
+  if (c.frequencies == RopeFrequencySource::radians)
     return float_block(std::vector<float>(own.begin(), own.end()));
-  }
   const Bytes table = read_bytes(rope_table(Device::open("cpu", {.threads = 1}), own));
   Block block;
   block.dtype = DType::u32;
@@ -131,9 +130,8 @@ float draw_value(const RopeCase& c, std::mt19937& random) {
 void fill_input(const RopeCase& c, Operand operand, Block& block) {
   const KvSide side = side_of(c, operand);
   block.dtype = side.dtype;
-  if (block.before.empty()) {
+  if (block.before.empty())
     block.before = pattern_bytes(side.elements() * size_bytes(side.dtype), 7);
-  }
   std::mt19937 random = random_for(c, operand == kX ? "x" : "k");
   const std::vector<bool> rotated = rotated_coordinates(c);
   for (uint64_t t = 0; t < c.tokens; ++t) {

@@ -16,8 +16,7 @@ const std::vector<int32_t> kAt = {0, 1, -5, 4095, 100000, -(1 << 20), (1 << 20) 
 class RopeProperty : public RopeTest {
  protected:
   const Tensor x_ = random(DType::f32, {kTokens, 5, 96}, 1);
-  const Tensor k_ = random(DType::f32, {kTokens, 3, 96}, 2);
-  const Tensor at_ = positions(kAt);
+  const Tensor k_ = random(DType::f32, {kTokens, 3, 96}, 2), at_ = positions(kAt);
 
   static std::vector<RopeOptions> plain_conventions() {
     RopeOptions partial{.rotary_dim = 50};
@@ -32,8 +31,7 @@ double squared_norm(std::span<const double> values) {
 
 TEST_F(RopeProperty, NormIsPreserved) {
   for (const RopeOptions& options : plain_conventions()) {
-    const std::vector<double> before = values(x_);
-    const std::vector<double> after = values(rotated(x_, at_, options));
+    const std::vector<double> before = values(x_), after = values(rotated(x_, at_, options));
     for (size_t row = 0; row < before.size(); row += 96) {
       const std::span<const double> from(&before[row], 96);
       const std::span<const double> to(&after[row], 96);
@@ -84,8 +82,7 @@ TEST_F(RopeProperty, VisionIsPlainRotationOfParts) {
 }
 
 TEST_F(RopeProperty, TurningByAThenBIsTurningByTheSum) {
-  std::vector<int32_t> b = {77, -3, 500000, 1, -100000, 1 << 20, -12345};
-  std::vector<int32_t> sum(kTokens);
+  std::vector<int32_t> b = {77, -3, 500000, 1, -100000, 1 << 20, -12345}, sum(kTokens);
   for (size_t i = 0; i < kTokens; ++i) sum[i] = kAt[i] + b[i];
   for (const RopeOptions& options : plain_conventions()) {
     const Tensor twice = rotated(rotated(x_, at_, options), positions(b), options);
@@ -151,14 +148,13 @@ TEST_F(RopeProperty, HeadsOfAnySizeAreNormalisedAlike) {
   for (const float size : {1e20f, 3e38f, 0x1p63f, 1e-20f, 1e-30f, 1e-37f}) {
     std::vector<float> scaled(unit);
     for (float& value : scaled) value *= size;
-    const Tensor x = filled(DType::f32, x_.shape(), scaled);
-    const Tensor out = like(x);
+    const Tensor x = filled(DType::f32, x_.shape(), scaled), out = like(x);
     run(NormRopeInputs{.x = x, .positions = at_, .out = out}, {.epsilon = 0});
     EXPECT_LE(largest_difference(out, expected), 4e-6) << size;
     run(NormRopeInputs{.x = x, .out = out}, {.rope = std::nullopt, .epsilon = 1e-6f});
     for (const double value : values(out)) ASSERT_TRUE(std::isfinite(value)) << size;
   }
-  // What is not a number is not hidden, and neither is what is not finite.
+  // NaN and infinity reach the output.
   for (const float bad : {NAN, HUGE_VALF}) {
     std::vector<float> broken(unit);
     broken[96 + 7] = bad;
@@ -178,11 +174,9 @@ class RopeEqualCalls : public RopeProperty {
 TEST_F(RopeEqualCalls, QAndKTogetherAreTwoCalls) {
   for (const RopeOptions& options : plain_conventions()) {
     for (const DType dtype : kRopeTypes) {
-      const Tensor q_out = like(x_, dtype);
-      const Tensor k_out = like(k_, dtype);
+      const Tensor q_out = like(x_, dtype), k_out = like(k_, dtype);
       run(RopeInputs{.x = x_, .positions = at_, .out = q_out, .k = k_, .k_out = k_out}, options);
-      const Tensor q_alone = like(x_, dtype);
-      const Tensor k_alone = like(k_, dtype);
+      const Tensor q_alone = like(x_, dtype), k_alone = like(k_, dtype);
       run(RopeInputs{.x = x_, .positions = at_, .out = q_alone}, options);
       run(RopeInputs{.x = k_, .positions = at_, .out = k_alone}, options);
       EXPECT_EQ(read_bytes(q_out), read_bytes(q_alone));
@@ -192,18 +186,15 @@ TEST_F(RopeEqualCalls, QAndKTogetherAreTwoCalls) {
 }
 
 TEST_F(RopeEqualCalls, NormedQAndKTogetherAreTwoCalls) {
-  const Tensor q_weight = random(DType::bf16, {96}, 5);
-  const Tensor k_weight = random(DType::bf16, {96}, 6);
+  const Tensor q_weight = random(DType::bf16, {96}, 5), k_weight = random(DType::bf16, {96}, 6);
   for (const RopeOptions& options : plain_conventions()) {
-    const Tensor q_out = like(x_);
-    const Tensor k_out = like(k_);
+    const Tensor q_out = like(x_), k_out = like(k_);
     NormRopeInputs both = norm_inputs(x_, q_out, q_weight);
     both.k = k_;
     both.k_out = k_out;
     both.k_weight = k_weight;
     run(both, {.rope = options});
-    const Tensor q_alone = like(x_);
-    const Tensor k_alone = like(k_);
+    const Tensor q_alone = like(x_), k_alone = like(k_);
     run(norm_inputs(x_, q_alone, q_weight), {.rope = options});
     run(norm_inputs(k_, k_alone, k_weight), {.rope = options});
     EXPECT_EQ(read_bytes(q_out), read_bytes(q_alone));
@@ -255,8 +246,7 @@ TEST_F(RopeEqualCalls, NormRopeIsTheNormAndThenRope) {
 TEST_F(RopeEqualCalls, ASecondOutputIsTheFirstRoundedOnce) {
   const Tensor weight = random(DType::f32, {96}, 5);
   for (const DType dtype : kRopeTypes) {
-    const Tensor out = like(x_);
-    const Tensor heads = device_.tensor(dtype, {5, kTokens, 96});
+    const Tensor out = like(x_), heads = device_.tensor(dtype, {5, kTokens, 96});
     NormRopeInputs in = norm_inputs(x_, out, weight);
     in.second = heads.permute({1, 0, 2});
     run(in);
@@ -318,8 +308,7 @@ TEST_F(RopeEqualCalls, AnInputMayRepeatItself) {
 }
 
 TEST_F(RopeEqualCalls, ThreadsChangeNothing) {
-  const Tensor x = random(DType::f32, {129, 6, 128});
-  const Tensor weight = random(DType::f32, {128});
+  const Tensor x = random(DType::f32, {129, 6, 128}), weight = random(DType::f32, {128});
   std::vector<int32_t> at(129);
   std::iota(at.begin(), at.end(), 100000);
   std::vector<Bytes> results;

@@ -29,8 +29,7 @@ inline uint32_t rope_axes(RopeMode mode) {
 }
 
 struct RopePair {
-  uint64_t u = 0;
-  uint64_t v = 0;
+  uint64_t u = 0, v = 0;
 };
 
 inline RopePair rope_pair(const RopeOptions& o, uint64_t head_dim, uint64_t p) {
@@ -52,9 +51,7 @@ inline uint64_t rope_sector(const RopeOptions& o, uint64_t p) {
 }
 
 inline uint32_t rope_axis(const RopeOptions& o, uint64_t head_dim, uint64_t p) {
-  const uint64_t sector = rope_sector(o, p);
-  const uint64_t s0 = o.sections[0];
-  const uint64_t s1 = o.sections[1];
+  const uint64_t sector = rope_sector(o, p), s0 = o.sections[0], s1 = o.sections[1];
   const uint64_t s2 = o.sections[2];
   switch (o.mode) {
     case RopeMode::plain:
@@ -134,8 +131,7 @@ inline RopeHead rope_head(std::span<const double> x, std::span<const RopeTurn> t
   RopeHead head{
       {x.begin(), x.end()}, std::vector<bool>(x.size(), false), std::vector<double>(x.size(), 0.0)};
   for (const RopeTurn& t : turns) {
-    const double u = x[t.pair.u];
-    const double v = x[t.pair.v];
+    const double u = x[t.pair.u], v = x[t.pair.v];
     head.value[t.pair.u] = u * t.cosine - v * t.sine;
     head.value[t.pair.v] = u * t.sine + v * t.cosine;
     head.rotated[t.pair.u] = head.rotated[t.pair.v] = true;

@@ -1,10 +1,9 @@
 #pragma once
 // What rope and norm_rope refuse alike, as changes to a call that would be fine.
 
-#include <string>
 #include <vector>
 
-#include "op_case.h"
+#include "refused_call.h"
 
 namespace gyre::test {
 
@@ -13,21 +12,17 @@ struct RopeCall {
   RopeOptions options;
 };
 
-struct RopeRefusal {
-  std::string name;
-  std::vector<std::string> message;
-  void (*change)(RopeCall&, FilledTensors&);
-};
+using Rule = RuleOf<RopeCall>;
 
 RopeCall good_rope_call(FilledTensors& tensors);
 
-std::vector<RopeRefusal> rope_dim_refusals();
-std::vector<RopeRefusal> rope_mode_refusals();
-std::vector<RopeRefusal> rope_position_refusals();
-std::vector<RopeRefusal> rope_tensor_refusals();
-std::vector<RopeRefusal> rope_memory_refusals();
-std::vector<RopeRefusal> rope_frequency_refusals();
+std::vector<Rule> rope_dim_refusals();
+std::vector<Rule> rope_mode_refusals();
+std::vector<Rule> rope_position_refusals();
+std::vector<Rule> rope_tensor_refusals();
+std::vector<Rule> rope_memory_refusals();
+std::vector<Rule> rope_frequency_refusals();
 
-std::vector<RopeRefusal> all_rope_refusals();
+std::vector<Rule> all_rope_refusals();
 
 }  // namespace gyre::test

@@ -19,8 +19,7 @@ TEST_F(RopeTables, NoCacheGrowsWithoutBound) {
     }
     return device_.memory().in_use_bytes;
   };
-  const uint64_t first = use_after(200);
-  const uint64_t later = use_after(2000);
+  const uint64_t first = use_after(200), later = use_after(2000);
   EXPECT_LE(later, first + 4096) << "2000 more transforms";
   EXPECT_LE(later, 128u << 10) << "the tables that are kept";
 }
@@ -39,8 +38,7 @@ TEST_F(RopeTables, TablesBelongToTheirDevice) {
     encoder.submit().wait();
     return read_bytes(x);
   };
-  const Bytes ten = first_row(10);
-  const Bytes hundred = first_row(100);
+  const Bytes ten = first_row(10), hundred = first_row(100);
   EXPECT_NE(ten, hundred);
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(first_row(10), ten);
@@ -90,10 +88,9 @@ TEST_F(RopeTables, NoTwoConventionsShareATable) {
   }
 }
 
-// What is recorded keeps its table, however many others come before it runs.
+// A recorded call keeps its table, however many others come before it runs.
 TEST_F(RopeTables, ARecordedCallKeepsItsTable) {
-  const Tensor x = random(DType::f32, {1, 1, 64});
-  const Tensor at = positions({777});
+  const Tensor x = random(DType::f32, {1, 1, 64}), at = positions({777});
   const Bytes expected = read_bytes(rotated(x, at, {.base = 12345}));
   const Tensor out = like(x);
   Encoder encoder(device_);
@@ -106,8 +103,7 @@ TEST_F(RopeTables, ARecordedCallKeepsItsTable) {
 
 // The powers of a base are made once, not once per call.
 TEST_F(RopeTables, ABaseIsRaisedOnce) {
-  const Tensor x = random(DType::f32, {1, 1, 128});
-  const Tensor at = positions({5});
+  const Tensor x = random(DType::f32, {1, 1, 128}), at = positions({5});
   run(RopeInputs{.x = x, .positions = at, .out = x});
   const MemoryUse before = device_.memory();
   for (int i = 0; i < 20; ++i) run(RopeInputs{.x = x, .positions = at, .out = x});

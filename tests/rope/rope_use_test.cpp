@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 
 #include "expect_error.h"
 #include "rope/rope_fixture.h"
@@ -19,8 +18,7 @@ class RopeUse : public RopeTest {
   // Largest error of an f32 call on one head against `radians`.
   double error(const Tensor& got, const Tensor& x, std::span<const long double> radians,
                std::span<const int32_t> at, const RopeOptions& options) const {
-    const std::vector<double> in = values(x);
-    const std::vector<double> out = values(got);
+    const std::vector<double> in = values(x), out = values(got);
     const uint64_t head_dim = x.shape(2);
     double worst = 0;
     for (size_t t = 0; t < at.size(); ++t) {
@@ -28,9 +26,8 @@ class RopeUse : public RopeTest {
       const auto turns = reference::rope_turns(options, head_dim, radians, {&position, 1});
       const auto row = std::span(in).subspan(t * head_dim, head_dim);
       const reference::RopeHead head = reference::rope_head(row, turns);
-      for (size_t e = 0; e < head_dim; ++e) {
+      for (size_t e = 0; e < head_dim; ++e)
         worst = std::max(worst, std::abs(out[t * head_dim + e] - head.value[e]));
-      }
     }
     return worst;
   }
@@ -51,10 +48,8 @@ TEST_F(RopeUse, PackedProjectionsTurnInPlace) {
   constexpr uint64_t kDim = 16;
   const auto check = [&](uint64_t q_heads, uint64_t kv_heads) {
     const uint64_t rows = q_heads + 2 * kv_heads;
-    const Tensor qkv = random(DType::f32, {kTokens, rows, kDim});
-    const Tensor at = positions({7, -8, 100000});
-    const Tensor q = qkv.slice(1, 0, q_heads);
-    const Tensor k = qkv.slice(1, q_heads, kv_heads);
+    const Tensor qkv = random(DType::f32, {kTokens, rows, kDim}), at = positions({7, -8, 100000});
+    const Tensor q = qkv.slice(1, 0, q_heads), k = qkv.slice(1, q_heads, kv_heads);
     const Bytes v = read_bytes(qkv.slice(1, q_heads + kv_heads, kv_heads));
     const Tensor expected_q = device_.tensor(DType::f32, {kTokens, q_heads, kDim});
     const Tensor expected_k = device_.tensor(DType::f32, {kTokens, kv_heads, kDim});
@@ -70,10 +65,8 @@ TEST_F(RopeUse, PackedProjectionsTurnInPlace) {
 }
 
 TEST_F(RopeUse, OutputsMaySitInOneBuffer) {
-  const Tensor q = random(DType::f32, {3, 8, 16}, 1);
-  const Tensor k = random(DType::f32, {3, 2, 16}, 2);
-  const Tensor at = positions({7, -8, 100000});
-  const Tensor packed = device_.tensor(DType::bf16, {3, 10, 16});
+  const Tensor q = random(DType::f32, {3, 8, 16}, 1), k = random(DType::f32, {3, 2, 16}, 2);
+  const Tensor at = positions({7, -8, 100000}), packed = device_.tensor(DType::bf16, {3, 10, 16});
   run(RopeInputs{.x = q,
                  .positions = at,
                  .out = packed.slice(1, 0, 8),
@@ -113,9 +106,7 @@ TEST_F(RopeUse, ScaledFrequenciesGoFromConfigToKernel) {
 
 TEST_F(RopeUse, ABaseAndItsOwnTableAgree) {
   const std::vector<double> own = rope_frequencies({.rope_theta = 1e6, .rotary_dim = 64}).inverse;
-  const Tensor x = random(DType::f32, {2, 3, 64});
-  const Tensor at = positions({100000, -3});
-  const Tensor out = like(x);
+  const Tensor x = random(DType::f32, {2, 3, 64}), at = positions({100000, -3}), out = like(x);
   run(RopeInputs{.x = x, .positions = at, .out = out, .frequencies = rope_table(device_, own)});
   EXPECT_LE(largest_difference(out, rotated(x, at, {.base = 1e6})), 2e-7);
 }
@@ -123,8 +114,7 @@ TEST_F(RopeUse, ABaseAndItsOwnTableAgree) {
 // A table in a part of a larger tensor is aligned to its elements, not to its entries.
 TEST_F(RopeUse, ATableMayLieAnywhere) {
   const std::vector<double> radians = {1.0, 0.1, 0.01, 0.001};
-  const Tensor made = rope_table(device_, radians);
-  const Tensor room = device_.tensor(DType::u32, {9});
+  const Tensor made = rope_table(device_, radians), room = device_.tensor(DType::u32, {9});
   const Tensor moved = room.slice(0, 1, 8).reshape({4, 2});
   write_bytes(moved, read_bytes(made));
   const std::vector<long double> truth(radians.begin(), radians.end());
@@ -160,18 +150,15 @@ TEST_F(RopeUse, FactorsDivideFastFrequenciesOrAreRefused) {
 TEST_F(RopeUse, TheNormAloneHasTheSameLimitOfHeadDim) {
   const Tensor x = device_.tensor(DType::f32, {1, 1, 4096});
   Encoder encoder(device_);
-  EXPECT_TRUE(refused({"norm_rope: ", "head_dim", "2048", "got 4096"}, [&] {
-    norm_rope(encoder, {.x = x, .out = like(x)}, {.rope = std::nullopt});
-  }));
+  EXPECT_REFUSED(("norm_rope: ", "head_dim", "2048", "got 4096"),
+                 norm_rope(encoder, {.x = x, .out = like(x)}, {.rope = std::nullopt}));
 }
 
 TEST_F(RopeUse, AnUnknownPairingIsRefused) {
   const Tensor x = random(DType::f32, {1, 1, 8});
   Encoder encoder(device_);
-  EXPECT_TRUE(refused({"rope: ", "9"}, [&] {
-    rope(encoder, {.x = x, .positions = positions({1}), .out = x},
-         {.pairing = static_cast<RopePairing>(9)});
-  }));
+  EXPECT_REFUSED(("rope: ", "9"), rope(encoder, {.x = x, .positions = positions({1}), .out = x},
+                                       {.pairing = static_cast<RopePairing>(9)}));
 }
 
 // Every operand, so that no write to one of them is overtaken.
@@ -204,8 +191,7 @@ TEST_F(RopeUse, EveryOperandIsTracked) {
 // An angle that cannot be computed is visible in its pair, and in no other; nothing passes for "no
 // rotation" by accident.
 TEST_F(RopeUse, FrequenciesThatAreNotFiniteMakeTheirPairNaN) {
-  const Tensor x = random(DType::f32, {2, 5, 12});
-  const Tensor weight = random(DType::f32, {12}, 4);
+  const Tensor x = random(DType::f32, {2, 5, 12}), weight = random(DType::f32, {12}, 4);
   const Tensor at = positions({0, 3});
   struct Bad {
     std::vector<float> frequencies, factors;
@@ -276,8 +262,7 @@ TEST_F(RopeUse, GivenFrequenciesAndFactorsAreWithinTheirBoundAtTheLastPosition) 
 }
 
 TEST_F(RopeUse, CallsInOneListSeeEachOther) {
-  const Tensor x = random(DType::f32, {3, 5, 64});
-  const Tensor at = positions({1, 2, 3});
+  const Tensor x = random(DType::f32, {3, 5, 64}), at = positions({1, 2, 3});
   const Bytes once = read_bytes(rotated(x, positions({5, 10, 15})));
   Encoder encoder(device_);
   for (int i = 0; i < 5; ++i) rope(encoder, {.x = x, .positions = at, .out = x});
@@ -300,8 +285,7 @@ TEST_F(RopeUse, TheDeviceKnowsWhatItSupports) {
 }
 
 TEST_F(RopeUse, TracesSayWhatRan) {
-  const Tensor x = random(DType::f32, {3, 5, 64});
-  const Tensor k = random(DType::f32, {3, 2, 64});
+  const Tensor x = random(DType::f32, {3, 5, 64}), k = random(DType::f32, {3, 2, 64});
   device_.start_trace();
   run(RopeInputs{.x = x, .positions = positions({1, 2, 3}), .out = x, .k = k, .k_out = k},
       {.rotary_dim = 32});

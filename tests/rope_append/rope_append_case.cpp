@@ -304,7 +304,7 @@ void record(const RopeAppendCase& c, Encoder& encoder, std::span<const Tensor> t
       kv_buffer(row_shape(c, KvRole::k, c.body), kCacheLayout, t[kMemory], t[kMemory + 1]),
       kv_buffer(row_shape(c, KvRole::v, c.body), kCacheLayout, t[kMemory + 3], t[kMemory + 4]),
       {t[kWhere], places, abi::kSegmentBody}};
-  if (c.sink_tokens != 0 || c.tail != 0) add_near(segments, t[kMemory + 2], t[kMemory + 5]);
+  if (c.sink_tokens != 0 || c.tail != 0) add_f16(segments, t[kMemory + 2], t[kMemory + 5]);
   rope_append_cache(encoder, in, options, segments);
 }
 

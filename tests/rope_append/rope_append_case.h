@@ -17,25 +17,17 @@ struct RopeAppendCase {
   KvFormat v = KvFormat::tq4;
   DType dtype = DType::f32;
   uint64_t heads = 3;  // 0: k and v alone
-  uint64_t kv_heads = 2;
-  uint64_t k_dim = 64;
-  uint64_t v_dim = 64;
+  uint64_t kv_heads = 2, k_dim = 64, v_dim = 64;
   KvLayout layout = KvLayout::token_major;
   bool in_place = false;
   RopeOptions options = {};
-  bool rotates = true;
-  bool norm = false;
-  bool weights = true;
-  bool factors = false;
+  bool rotates = true, norm = false, weights = true, factors = false;
   uint64_t tokens = 5;
   // Pages if there are slots, one for each token.
   DType slot_type = DType::i64;
   std::vector<int64_t> slots = {};
   // Otherwise a cache.
-  uint64_t sink_tokens = 0;
-  uint64_t tail = 0;
-  uint64_t body = 40;
-  uint64_t start = 21;
+  uint64_t sink_tokens = 0, tail = 0, body = 40, start = 21;
   uint64_t unseen = 0;  // tokens that the step has beyond those recorded
 
   bool paged() const { return !slots.empty(); }

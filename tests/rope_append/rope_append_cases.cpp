@@ -103,35 +103,26 @@ Cases convention_cases() {
     }
   };
   add("partial", [](RopeAppendCase& c) { c.options.rotary_dim = 20; });
-  add("partial, partner half a head away", [](RopeAppendCase& c) {
-    c.options.rotary_dim = 20;
-    c.options.partner = RopeSpan::head_dim;
-  });
+  add("partial, partner half a head away",
+      [](RopeAppendCase& c) { c.options.rotary_dim = 20, c.options.partner = RopeSpan::head_dim; });
   add("partial, adjacent, with a norm", [](RopeAppendCase& c) {
-    c.options.rotary_dim = 32;
-    c.options.pairing = RopePairing::adjacent;
-    c.norm = true;
+    c.options.rotary_dim = 32, c.options.pairing = RopePairing::adjacent, c.norm = true;
   });
   add("sectioned", [](RopeAppendCase& c) {
-    c.options.mode = RopeMode::sectioned;
-    c.options.sections[0] = 10, c.options.sections[1] = 8;
+    c.options.mode = RopeMode::sectioned, c.options.sections[0] = 10, c.options.sections[1] = 8,
     c.options.sections[2] = 8, c.options.sections[3] = 6;
   });
   add("interleaved", [](RopeAppendCase& c) {
-    c.options.mode = RopeMode::interleaved;
-    c.options.sections[0] = 12, c.options.sections[1] = c.options.sections[2] = 10;
+    c.options.mode = RopeMode::interleaved, c.options.sections[0] = 12,
+    c.options.sections[1] = c.options.sections[2] = 10;
   });
   add("vision", [](RopeAppendCase& c) {
-    c.options.mode = RopeMode::vision;
-    c.options.sections[0] = c.options.sections[1] = 16;
+    c.options.mode = RopeMode::vision, c.options.sections[0] = c.options.sections[1] = 16;
   });
   add("vision_2d", [](RopeAppendCase& c) { c.options.mode = RopeMode::vision_2d; });
   add("factors", [](RopeAppendCase& c) { c.factors = true; });
   add("magnitude", [](RopeAppendCase& c) { c.options.magnitude = 0.5f; });
-  add("the norm alone", [](RopeAppendCase& c) {
-    c.rotates = false;
-    c.norm = true;
-  });
+  add("the norm alone", [](RopeAppendCase& c) { c.rotates = false, c.norm = true; });
   add("no queries", [](RopeAppendCase& c) { c.heads = 0; });
   return cases;
 }

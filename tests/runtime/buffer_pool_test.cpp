@@ -20,8 +20,7 @@ struct Ledger {
   std::map<void*, uint64_t> out;  // taken and not given back
   uint64_t taken = 0;
   uint64_t mistakes = 0;  // given back twice, or with another size
-  uint64_t limit_bytes = ~uint64_t{0};
-  uint64_t out_bytes = 0;
+  uint64_t limit_bytes = ~uint64_t{0}, out_bytes = 0;
 };
 
 class CountingMemory final : public MemorySource {
@@ -160,11 +159,9 @@ TEST_F(Pool, SaysWhenMemoryIsOut) {
   const auto pool = make_pool();
   ledger_->limit_bytes = 10000;
   const auto held = pool->allocate(4096);
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"9000 bytes", "4096 bytes are in use"},
-                           [&] { pool->allocate(9000); }));
+  EXPECT_ERROR(out_of_memory, ("9000 bytes", "4096 bytes are in use"), pool->allocate(9000));
   EXPECT_EQ(pool->use().in_use_bytes, 4096u) << "the failed request is not counted";
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {std::to_string(~uint64_t{0})},
-                           [&] { pool->allocate(~uint64_t{0}); }));
+  EXPECT_ERROR(out_of_memory, (std::to_string(~uint64_t{0})), pool->allocate(~uint64_t{0}));
 }
 
 TEST_F(Pool, GivesItsCacheUpBeforeItFails) {

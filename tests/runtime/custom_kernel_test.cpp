@@ -214,22 +214,16 @@ TEST_P(CustomKernelTest, RefusesWhatDoesNotFit) {
   const Tensor x = counted(), out = counted();
   Encoder encoder(device());
   const ScaleParams params{kCount, 2};
-  EXPECT_TRUE(refused({"scale", "3 arguments", "got 2"}, [&] {
-    scale(encoder, params, {x, out}, kLaunch);
-  }));
-  EXPECT_TRUE(refused({"scale", "16 bytes", "got 8"}, [&] {
-    scale(encoder, uint64_t{7}, {x, out, {}}, kLaunch);
-  }));
-  EXPECT_TRUE(refused({"scale", "1024 threads", "got 1025"}, [&] {
-    scale(encoder, params, {x, out, {}}, {.block = 1025});
-  }));
-  EXPECT_TRUE(refused({"scale", "got 1 x 65536 x 1"}, [&] {
-    scale(encoder, params, {x, out, {}}, {.grid = {1, 65536, 1}});
-  }));
+  EXPECT_REFUSED(("scale", "3 arguments", "got 2"), scale(encoder, params, {x, out}, kLaunch));
+  EXPECT_REFUSED(("scale", "16 bytes", "got 8"),
+                 scale(encoder, uint64_t{7}, {x, out, {}}, kLaunch));
+  EXPECT_REFUSED(("scale", "1024 threads", "got 1025"),
+                 scale(encoder, params, {x, out, {}}, {.block = 1025}));
+  EXPECT_REFUSED(("scale", "got 1 x 65536 x 1"),
+                 scale(encoder, params, {x, out, {}}, {.grid = {1, 65536, 1}}));
   const Device other = Device::open("cpu");
-  EXPECT_TRUE(refused({"scale", "x lives on another device"}, [&] {
-    scale(encoder, params, {other.tensor(DType::f32, {kCount}), out, {}}, kLaunch);
-  }));
+  EXPECT_REFUSED(("scale", "x lives on another device"),
+                 scale(encoder, params, {other.tensor(DType::f32, {kCount}), out, {}}, kLaunch));
   CustomCode code = scale_code("elsewhere");
   if (GetParam() == "cpu") {
     code.cpu = nullptr;
@@ -238,10 +232,8 @@ TEST_P(CustomKernelTest, RefusesWhatDoesNotFit) {
   }
   const CustomKernel elsewhere(code);
   EXPECT_FALSE(supports(device(), elsewhere));
-  EXPECT_TRUE(
-      throws_error(ErrorCode::unsupported, {"elsewhere", "no code for device", GetParam()}, [&] {
-        elsewhere(encoder, params, {x, out, {}}, kLaunch);
-      }));
+  EXPECT_ERROR(unsupported, ("elsewhere", "no code for device", GetParam()),
+               elsewhere(encoder, params, {x, out, {}}, kLaunch));
   EXPECT_EQ(encoder.size(), 0u);
 }
 
@@ -252,8 +244,7 @@ TEST_P(CustomKernelTest, SaysWhatDoesNotCompile) {
   const Tensor x = counted(), out = counted();
   Encoder encoder(device());
   CustomKernel{code}(encoder, ScaleParams{kCount, 2}, {x, out, {}}, kLaunch);
-  EXPECT_TRUE(throws_error(ErrorCode::compile_failed, {"broken", "scale<float>", "error"},
-                           [&] { encoder.submit(); }));
+  EXPECT_ERROR(compile_failed, ("broken", "scale<float>", "error"), encoder.submit());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CustomKernelTest, testing::Values("cpu", "cuda:0"),

@@ -66,19 +66,17 @@ TEST(Devices, EachOneOpensOrSaysWhyNot) {
     if (info.available) {
       EXPECT_EQ(Device::open(info.name).info().name, info.name);
     } else {
-      EXPECT_TRUE(throws_error(ErrorCode::unsupported, {info.name, info.reason},
-                               [&] { Device::open(info.name); }));
+      EXPECT_ERROR(unsupported, (info.name, info.reason), Device::open(info.name));
     }
   }
 }
 
 TEST(DeviceOpen, RefusesUnknownNames) {
   for (const std::string name : {"", "gpu", "CPU", "cpu ", "cpux", ":0"}) {
-    EXPECT_TRUE(refused({"device.open", "\"" + name + "\"", "cpu"}, [&] { Device::open(name); }))
-        << name;
+    EXPECT_REFUSED(("device.open", "\"" + name + "\"", "cpu"), Device::open(name)) << name;
   }
   for (const std::string name : {"cpu:0", "cpu:1", "cpu:"}) {
-    EXPECT_TRUE(refused({"device.open", "\"" + name + "\""}, [&] { Device::open(name); })) << name;
+    EXPECT_REFUSED(("device.open", "\"" + name + "\""), Device::open(name)) << name;
   }
 }
 
@@ -102,14 +100,14 @@ TEST(DeviceOpen, RefusesNonsenseInTheEnvironment) {
   for (const std::string text :
        {"0", "-1", "two", "4 ", " 4", "4x", "+4", "1025", "99999999999999999999"}) {
     const ThreadsVariable variable(text.c_str());
-    EXPECT_TRUE(refused({"device.open", text == "1025" ? "got 1025" : "\"" + text + "\""}, [] {
-      Device::open("cpu");
-    })) << text;
+    EXPECT_REFUSED(("device.open", text == "1025" ? "got 1025" : "\"" + text + "\""),
+                   Device::open("cpu"))
+        << text;
   }
 }
 
 TEST(DeviceOpen, LimitsTheThreads) {
-  EXPECT_TRUE(refused({"1024", "got 1025"}, [] { Device::open("cpu", {.threads = 1025}); }));
+  EXPECT_REFUSED(("1024", "got 1025"), Device::open("cpu", {.threads = 1025}));
 }
 
 TEST(Device, AnswersWhatItSupports) {
@@ -138,10 +136,9 @@ TEST(Device, WithoutTheKernelSupportsNothingAndSaysSo) {
   const Device device = open_test_device({.threads = 1});
   EXPECT_FALSE(supports(device, KvCopyTypes{DType::f32, DType::f32}));
   Encoder encoder(device);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"kv_copy", "cpu"}, [&] {
-    kv_copy(encoder, {.k = device.tensor(DType::f32, {1, 1, 1}),
-                      .k_cache = device.tensor(DType::f32, {1, 1, 1})});
-  }));
+  EXPECT_ERROR(unsupported, ("kv_copy", "cpu"),
+               kv_copy(encoder, {.k = device.tensor(DType::f32, {1, 1, 1}),
+                                 .k_cache = device.tensor(DType::f32, {1, 1, 1})}));
   EXPECT_EQ(encoder.size(), 0u);
 }
 
@@ -252,19 +249,17 @@ TEST(Device, MovedFromHandlesAreRefused) {
   Device device = Device::open("cpu", {.threads = 1});
   const Device moved = std::move(device);
   // NOLINTBEGIN(bugprone-use-after-move): that is the test
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.info(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.memory(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.trim(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.tensor(DType::f32, {1}); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] {
-    supports(device, KvCopyTypes{DType::f32, DType::f32});
-  }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.kernels(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.wait(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.stream(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.start_trace(); }));
+  EXPECT_REFUSED(("moved from"), device.info());
+  EXPECT_REFUSED(("moved from"), device.memory());
+  EXPECT_REFUSED(("moved from"), device.trim());
+  EXPECT_REFUSED(("moved from"), device.tensor(DType::f32, {1}));
+  EXPECT_REFUSED(("moved from"), supports(device, KvCopyTypes{DType::f32, DType::f32}));
+  EXPECT_REFUSED(("moved from"), device.kernels());
+  EXPECT_REFUSED(("moved from"), device.wait());
+  EXPECT_REFUSED(("moved from"), device.stream());
+  EXPECT_REFUSED(("moved from"), device.start_trace());
   std::byte memory[4] = {};
-  EXPECT_TRUE(refused({"moved from"}, [&] { device.wrap(memory, DType::u8, {4}); }));
+  EXPECT_REFUSED(("moved from"), device.wrap(memory, DType::u8, {4}));
   // NOLINTEND(bugprone-use-after-move)
   EXPECT_EQ(moved.info().name, "cpu");
 }

@@ -35,8 +35,7 @@ ListSizes list_sizes(const Encoder& encoder) {
 }
 
 TEST_F(EncoderTest, NothingRunsBeforeSubmit) {
-  const Tensor in = bytes(8);
-  const Tensor out = bytes(8);
+  const Tensor in = bytes(8), out = bytes(8);
   Encoder encoder(device_);
   mix(encoder, in, out);
   EXPECT_EQ(encoder.size(), 1u);
@@ -46,8 +45,7 @@ TEST_F(EncoderTest, NothingRunsBeforeSubmit) {
 }
 
 TEST_F(EncoderTest, SubmitLeavesItEmptyAndReady) {
-  const Tensor a = bytes(8);
-  const Tensor b = bytes(8);
+  const Tensor a = bytes(8), b = bytes(8);
   Encoder encoder(device_);
   for (int round = 0; round < 3; ++round) {
     mix(encoder, a, b);
@@ -70,8 +68,7 @@ TEST_F(EncoderTest, AnEmptyOneSubmits) {
 }
 
 TEST_F(EncoderTest, ClearAndDroppingDiscard) {
-  const Tensor a = bytes(8);
-  const Tensor b = bytes(8);
+  const Tensor a = bytes(8), b = bytes(8);
   {
     Encoder dropped(device_);
     mix(dropped, a, b);
@@ -88,9 +85,7 @@ TEST_F(EncoderTest, ClearAndDroppingDiscard) {
 }
 
 TEST_F(EncoderTest, CountsBarriers) {
-  const Tensor a = bytes(8);
-  const Tensor b = bytes(8);
-  const Tensor c = bytes(8);
+  const Tensor a = bytes(8), b = bytes(8), c = bytes(8);
   Encoder encoder(device_);
   mix(encoder, a, b);
   mix(encoder, a, c);  // both read a: together
@@ -100,8 +95,7 @@ TEST_F(EncoderTest, CountsBarriers) {
 }
 
 TEST_F(EncoderTest, DisjointHalvesOfOneStorageRunTogether) {
-  const Tensor both = bytes(16);
-  const Tensor source = bytes(8);
+  const Tensor both = bytes(16), source = bytes(8);
   Encoder encoder(device_);
   mix(encoder, source, both.slice(0, 0, 8));
   mix(encoder, source, both.slice(0, 8, 8));
@@ -121,25 +115,22 @@ void throwing_op(Encoder& encoder, const Tensor& a, const Tensor& b) {
 }
 
 TEST_F(EncoderTest, AThrowingOpLeavesNoTrace) {
-  const Tensor a = bytes(8);
-  const Tensor b = bytes(8);
+  const Tensor a = bytes(8), b = bytes(8);
   Encoder encoder(device_);
   mix(encoder, a, bytes(4));
   const ListSizes before = list_sizes(encoder);
-  EXPECT_TRUE(refused({"as told"}, [&] { throwing_op(encoder, a, b); }));
+  EXPECT_REFUSED(("as told"), throwing_op(encoder, a, b));
   EXPECT_EQ(list_sizes(encoder), before);
   encoder.submit().wait();
   EXPECT_EQ(b.data<uint8_t>()[0], 0);
 }
 
 TEST_F(EncoderTest, AThrowingOpLeavesNoHazards) {
-  const Tensor a = bytes(8);
-  const Tensor b = bytes(8);
-  const Tensor c = bytes(8);
+  const Tensor a = bytes(8), b = bytes(8), c = bytes(8);
   Encoder encoder(device_);
   mix(encoder, a, c);
   // Its second dispatch needs a barrier, which would have hidden the first command from later ones.
-  EXPECT_TRUE(refused({"as told"}, [&] { throwing_op(encoder, a, b); }));
+  EXPECT_REFUSED(("as told"), throwing_op(encoder, a, b));
   mix(encoder, bytes(4), b);
   EXPECT_EQ(encoder.barriers(), 0u) << "b was never written";
   mix(encoder, c, bytes(4));
@@ -159,8 +150,8 @@ TEST_F(EncoderTest, AForgottenCommitDiscards) {
 TEST_F(EncoderTest, RefusesTensorsOfAnotherDevice) {
   const Tensor foreign = open_test_device({.threads = 1}).tensor(DType::u8, {8});
   Encoder encoder(device_);
-  EXPECT_TRUE(refused({"mix", "a", "another device"}, [&] { mix(encoder, foreign, bytes(8)); }));
-  EXPECT_TRUE(refused({"mix", "out", "another device"}, [&] { mix(encoder, bytes(8), foreign); }));
+  EXPECT_REFUSED(("mix", "a", "another device"), mix(encoder, foreign, bytes(8)));
+  EXPECT_REFUSED(("mix", "out", "another device"), mix(encoder, bytes(8), foreign));
   EXPECT_EQ(list_sizes(encoder), (ListSizes{0, 0, 0, 0}));
 }
 
@@ -168,10 +159,10 @@ TEST_F(EncoderTest, RefusesToWriteReadOnlyMemory) {
   const uint8_t memory[8] = {1, 2, 3};
   const Tensor read_only = device_.wrap(static_cast<const void*>(memory), DType::u8, {8});
   Encoder encoder(device_);
-  EXPECT_TRUE(refused({"mix", "out", "read-only"}, [&] { mix(encoder, bytes(8), read_only); }));
-  EXPECT_TRUE(refused({"fold", "out", "read-only"}, [&] {
-    record_fold(encoder, {.a = bytes(8), .out = read_only});
-  })) << "read_write is a write too";
+  EXPECT_REFUSED(("mix", "out", "read-only"), mix(encoder, bytes(8), read_only));
+  EXPECT_REFUSED(("fold", "out", "read-only"),
+                 record_fold(encoder, {.a = bytes(8), .out = read_only}))
+      << "read_write is a write too";
   const Tensor out = bytes(8);
   mix(encoder, read_only, out);
   encoder.submit().wait();
@@ -182,24 +173,21 @@ TEST_F(EncoderTest, ChecksTheArgumentCount) {
   const BytesCall call{.a = bytes(4), .out = bytes(4)};
   Encoder encoder(device_);
   Recording recording(encoder, "wrong");
-  EXPECT_TRUE(refused({"wrong", "mix", "3", "got 2"}, [&] {
-    recording.dispatch(kMix, TestSpec{}, params_of(call), {&call.a, &call.out});
-  }));
-  EXPECT_TRUE(refused({"got 4"}, [&] {
-    recording.dispatch(kMix, TestSpec{}, params_of(call), {&call.a, &call.b, &call.out, &call.out});
-  }));
+  EXPECT_REFUSED(("wrong", "mix", "3", "got 2"),
+                 recording.dispatch(kMix, TestSpec{}, params_of(call), {&call.a, &call.out}));
+  EXPECT_REFUSED(("got 4"), recording.dispatch(kMix, TestSpec{}, params_of(call),
+                                               {&call.a, &call.b, &call.out, &call.out}));
 }
 
 TEST_F(EncoderTest, SaysWhichKernelIsMissing) {
   const BytesCall call{.a = bytes(4), .out = bytes(4)};
   Encoder encoder(device_);
   Recording recording(encoder, "missing");
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"absent", "cpu"},
-                           [&] { recording.dispatch(kAbsent, TestSpec{}, params_of(call), {}); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"mix", "0x63"}, [&] {
-    recording.dispatch(kMix, TestSpec{kMissingVariant}, params_of(call),
-                       {&call.a, &call.b, &call.out});
-  }));
+  EXPECT_ERROR(unsupported, ("absent", "cpu"),
+               recording.dispatch(kAbsent, TestSpec{}, params_of(call), {}));
+  EXPECT_ERROR(unsupported, ("mix", "0x63"),
+               recording.dispatch(kMix, TestSpec{kMissingVariant}, params_of(call),
+                                  {&call.a, &call.b, &call.out}));
 }
 
 TEST_F(EncoderTest, MovedFromIsRefused) {
@@ -209,12 +197,12 @@ TEST_F(EncoderTest, MovedFromIsRefused) {
   Encoder second(std::move(first));
   EXPECT_EQ(second.size(), 1u) << "the commands move along";
   // NOLINTBEGIN(bugprone-use-after-move): that is the test
-  EXPECT_TRUE(refused({"moved from"}, [&] { first.size(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { first.barriers(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { first.submit(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { first.instantiate(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { first.clear(); }));
-  EXPECT_TRUE(refused({"moved from"}, [&] { mix(first, a, bytes(4)); }));
+  EXPECT_REFUSED(("moved from"), first.size());
+  EXPECT_REFUSED(("moved from"), first.barriers());
+  EXPECT_REFUSED(("moved from"), first.submit());
+  EXPECT_REFUSED(("moved from"), first.instantiate());
+  EXPECT_REFUSED(("moved from"), first.clear());
+  EXPECT_REFUSED(("moved from"), mix(first, a, bytes(4)));
   first = std::move(second);
   // NOLINTEND(bugprone-use-after-move)
   EXPECT_EQ(first.size(), 1u);
@@ -222,7 +210,7 @@ TEST_F(EncoderTest, MovedFromIsRefused) {
 }
 
 TEST_F(EncoderTest, NeedsADevice) {
-  EXPECT_TRUE(refused({"encoder", "device"}, [] { Encoder encoder{device_of(nullptr)}; }));
+  EXPECT_REFUSED(("encoder", "device"), Encoder encoder{device_of(nullptr)});
 }
 
 // Two threads in one encoder: every call either records or is refused, and the list stays whole.
@@ -253,9 +241,9 @@ TEST_F(EncoderTest, ASecondThreadIsRefusedWhileAnOpRecords) {
   Encoder encoder(device_);
   Recording recording(encoder, "long");
   std::thread([&] {
-    EXPECT_TRUE(refused({"encoder.size", "another thread"}, [&] { encoder.size(); }));
-    EXPECT_TRUE(refused({"encoder.submit", "another thread"}, [&] { encoder.submit(); }));
-    EXPECT_TRUE(refused({"mix", "another thread"}, [&] { mix(encoder, bytes(4), bytes(4)); }));
+    EXPECT_REFUSED(("encoder.size", "another thread"), encoder.size());
+    EXPECT_REFUSED(("encoder.submit", "another thread"), encoder.submit());
+    EXPECT_REFUSED(("mix", "another thread"), mix(encoder, bytes(4), bytes(4)));
   }).join();
 }
 
@@ -266,8 +254,7 @@ TEST_F(EncoderTest, OneDeviceServesManyEncodersInManyThreads) {
     threads.emplace_back([&, t] {
       Encoder encoder(device_);
       for (uint32_t i = 0; i < 200; ++i) {
-        const Tensor in = bytes(100);
-        const Tensor out = bytes(100);
+        const Tensor in = bytes(100), out = bytes(100);
         record_mix(encoder, {.a = in, .out = out, .salt = t * 7 + i, .tasks = 3});
         encoder.submit().wait();
         if (out.data<uint8_t>()[99] != mix_value(0, 0, 99, t * 7 + i)) ++wrong;
@@ -309,7 +296,7 @@ TEST_F(EncoderTest, HoldsEachOfManyStorages) {
     // A throwing op takes back its own hold only, whether it came first or second.
     if (i % 3 == 0) mix(encoder, in, out);
     if (i % 2 == 0) {
-      EXPECT_TRUE(refused({"as told"}, [&] { throwing_op(encoder, in, bytes(8)); }));
+      EXPECT_REFUSED(("as told"), throwing_op(encoder, in, bytes(8)));
     }
     mix(encoder, in, out);
   }
@@ -322,8 +309,7 @@ TEST_F(EncoderTest, HoldsEachOfManyStorages) {
 TEST(Encoder, HasNoStreamsOnTheCpu) {
   const Device device = Device::open("cpu");
   Encoder encoder(device);
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"encoder.submit_on", "cpu", "no streams"},
-                           [&] { encoder.submit_on(1); }));
+  EXPECT_ERROR(unsupported, ("encoder.submit_on", "cpu", "no streams"), encoder.submit_on(1));
 }
 
 }  // namespace

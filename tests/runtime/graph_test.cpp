@@ -44,8 +44,7 @@ TEST_F(GraphTest, ReplaysTheSameList) {
 }
 
 TEST_F(GraphTest, ReadsMemoryAtEveryReplay) {
-  const Tensor in = bytes(4);
-  const Tensor out = bytes(4);
+  const Tensor in = bytes(4), out = bytes(4);
   Encoder encoder(device_);
   record_mix(encoder, {.a = in, .out = out});
   const Graph graph = encoder.instantiate();
@@ -129,8 +128,8 @@ TEST_F(GraphTest, Moves) {
   Graph first = counting_graph(counter);
   Graph second(std::move(first));
   // NOLINTBEGIN(bugprone-use-after-move): that is the test
-  EXPECT_TRUE(refused({"graph.replay", "moved from"}, [&] { first.replay(); }));
-  EXPECT_TRUE(refused({"graph.size", "moved from"}, [&] { first.size(); }));
+  EXPECT_REFUSED(("graph.replay", "moved from"), first.replay());
+  EXPECT_REFUSED(("graph.size", "moved from"), first.size());
   // NOLINTEND(bugprone-use-after-move)
   first = std::move(second);
   first.replay().wait();
@@ -153,7 +152,7 @@ class FailedWork final : public FenceState {
 TEST(Fence, KeepsWhatWentWrong) {
   const Fence fence = Internals::fence(std::make_shared<FailedWork>());
   for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(throws_error(ErrorCode::device_lost, {"fell over"}, [&] { fence.wait(); }));
+    EXPECT_ERROR(device_lost, ("fell over"), fence.wait());
   }
   EXPECT_TRUE(fence.done());
 }

@@ -122,8 +122,7 @@ class ByteOracle {
 std::vector<RangeAccess> random_accesses(std::mt19937& random, uint64_t longest) {
   std::vector<RangeAccess> accesses(random() % (kMaxArgs + 1));
   for (RangeAccess& access : accesses) {
-    const uint64_t begin = random() % ByteOracle::kBytes;
-    const uint64_t length = random() % (longest + 1);
+    const uint64_t begin = random() % ByteOracle::kBytes, length = random() % (longest + 1);
     access.range = {begin, std::min(begin + length, ByteOracle::kBytes)};
     // Mostly reads, or every group would end at once.
     constexpr Access kMix[] = {Access::read, Access::read, Access::read, Access::write,
@@ -137,15 +136,13 @@ class HazardOracle : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(HazardOracle, BarrierExactlyWhenAByteConflicts) {
   std::mt19937 random(static_cast<uint32_t>(GetParam()));
-  uint64_t conflicts = 0;
-  uint64_t free_commands = 0;
+  uint64_t conflicts = 0, free_commands = 0;
   for (int round = 0; round < 200; ++round) {
     HazardTracker tracker;
     ByteOracle oracle;
     for (int command = 0; command < 100; ++command) {
       const std::vector<RangeAccess> accesses = random_accesses(random, GetParam());
-      const bool expected = oracle.conflicts(accesses);
-      const bool barrier = tracker.add(accesses);
+      const bool expected = oracle.conflicts(accesses), barrier = tracker.add(accesses);
       ASSERT_EQ(barrier, expected) << "round " << round << " command " << command;
       if (barrier) oracle.start_group();
       oracle.record(accesses);

@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "expect_error.h"
@@ -93,8 +92,7 @@ TEST_F(HiddenMemoryTest, AContiguousTensorIsOneCopy) {
 }
 
 TEST_F(HiddenMemoryTest, AStridedWriteTouchesItsRunsOnly) {
-  const Tensor tensor = device_.tensor(DType::i32, {4, 3, 5});
-  const Tensor view = tensor.slice(1, 1, 1);
+  const Tensor tensor = device_.tensor(DType::i32, {4, 3, 5}), view = tensor.slice(1, 1, 1);
   write(view, counting(20, 100));
   EXPECT_EQ(copies_.writes, std::vector<uint64_t>(4, 20));
   std::vector<int32_t> expected(60, 0);
@@ -120,8 +118,7 @@ TEST_F(HiddenMemoryTest, APermutedTensorKeepsItsOrder) {
 }
 
 TEST_F(HiddenMemoryTest, AWideViewIsReadRunByRun) {
-  const Tensor tensor = device_.tensor(DType::i32, {3, 1 << 19});
-  const Tensor column = tensor.slice(1, 7, 2);
+  const Tensor tensor = device_.tensor(DType::i32, {3, 1 << 19}), column = tensor.slice(1, 7, 2);
   write(column, counting(6));
   EXPECT_EQ(read(column), counting(6));
   EXPECT_EQ(copies_.reads, std::vector<uint64_t>(3, 8));
@@ -135,11 +132,11 @@ TEST_F(HiddenMemoryTest, ARepeatedElementIsRead) {
 
 TEST_F(HiddenMemoryTest, IsNotHandedOut) {
   const Tensor tensor = device_.tensor(DType::i32, {3});
-  EXPECT_TRUE(refused({"tensor.data", "not visible"}, [&] { tensor.data<int32_t>(); }));
+  EXPECT_REFUSED(("tensor.data", "not visible"), tensor.data<int32_t>());
   int32_t somewhere = 0;
   const Tensor wrapped = device_.wrap(&somewhere, DType::i32, {1});
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"not visible"}, [&] { read(wrapped); }));
-  EXPECT_TRUE(throws_error(ErrorCode::unsupported, {"not visible"}, [&] { write(wrapped, {1}); }));
+  EXPECT_ERROR(unsupported, ("not visible"), read(wrapped));
+  EXPECT_ERROR(unsupported, ("not visible"), write(wrapped, {1}));
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "cpu/device.h"
@@ -17,8 +16,7 @@
 namespace gyre::test {
 
 struct ProbeSpan {
-  uint64_t begin = 0;
-  uint64_t end = 0;
+  uint64_t begin = 0, end = 0;
   uint32_t runs = 0;
 };
 
@@ -28,8 +26,7 @@ struct ProbeLog {
 };
 
 struct ProbeParams {
-  uint32_t command = 0;
-  uint32_t tasks = 0;
+  uint32_t command = 0, tasks = 0;
   uint32_t spins = 0;  // task 0 works longer
 };
 

@@ -24,9 +24,8 @@ void run_mix(const void* params, const uint64_t* args, uint32_t task, uint32_t t
   const auto* b = cpu::pointer<const uint8_t>(args[1]);
   auto* out = cpu::pointer<uint8_t>(args[2]);
   const cpu::Share share = cpu::share_of(p.out_bytes, task, tasks);
-  for (uint64_t i = share.begin; i < share.end; ++i) {
+  for (uint64_t i = share.begin; i < share.end; ++i)
     out[i] = mix_value(operand(a, p.a_bytes, i), operand(b, p.b_bytes, i), i, p.salt);
-  }
 }
 
 void run_fold(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
@@ -35,9 +34,8 @@ void run_fold(const void* params, const uint64_t* args, uint32_t task, uint32_t 
   const auto* a = cpu::pointer<const uint8_t>(args[0]);
   auto* out = cpu::pointer<uint8_t>(args[1]);
   const cpu::Share share = cpu::share_of(p.out_bytes, task, tasks);
-  for (uint64_t i = share.begin; i < share.end; ++i) {
+  for (uint64_t i = share.begin; i < share.end; ++i)
     out[i] = fold_value(out[i], operand(a, p.a_bytes, i), i, p.salt);
-  }
 }
 
 cpu::TaskFn select_mix(uint64_t spec) { return spec == kMissingVariant ? nullptr : run_mix; }

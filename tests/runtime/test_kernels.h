@@ -4,7 +4,6 @@
 // the result.
 
 #include <cstdint>
-#include <string>
 
 #include "cpu/device.h"
 #include "gyre/device.h"
@@ -37,28 +36,15 @@ inline uint8_t fold_value(uint8_t out, uint8_t a, uint64_t i, uint32_t salt) {
 }
 
 // out[i] = mix_value(a[i % a_bytes], b[i % b_bytes], i, salt); an operand without bytes reads as 0.
-inline constexpr Kernel<TestSpec, BytesParams> kMix{{
-    .name = "mix",
-    .params_bytes = sizeof(BytesParams),
-    .arg_count = 3,
-    .args = {{{"a", Access::read}, {"b", Access::read}, {"out", Access::write}}},
-}};
+inline constexpr Kernel<TestSpec, BytesParams> kMix{
+    "mix", {{"a", Access::read}, {"b", Access::read}, {"out", Access::write}}};
 
 // out[i] = fold_value(out[i], a[i % a_bytes], i, salt)
-inline constexpr Kernel<TestSpec, BytesParams> kFold{{
-    .name = "fold",
-    .params_bytes = sizeof(BytesParams),
-    .arg_count = 2,
-    .args = {{{"a", Access::read}, {"out", Access::read_write}}},
-}};
+inline constexpr Kernel<TestSpec, BytesParams> kFold{
+    "fold", {{"a", Access::read}, {"out", Access::read_write}}};
 
 // In no device's table.
-inline constexpr Kernel<TestSpec, BytesParams> kAbsent{{
-    .name = "absent",
-    .params_bytes = sizeof(BytesParams),
-    .arg_count = 0,
-    .args = {},
-}};
+inline constexpr Kernel<TestSpec, BytesParams> kAbsent{"absent", {}};
 
 struct BytesCall {
   Tensor a, b, out;  // u8, [bytes]; undefined is absent

@@ -21,8 +21,7 @@ class TraceTest : public testing::Test {
  protected:
   // Two commands side by side, one behind them.
   void record_three(Encoder& encoder) const {
-    const Tensor source = device_.tensor(DType::u8, {64});
-    const Tensor left = device_.tensor(DType::u8, {64});
+    const Tensor source = device_.tensor(DType::u8, {64}), left = device_.tensor(DType::u8, {64});
     const Tensor right = device_.tensor(DType::u8, {32});
     record_mix(encoder, {.a = source, .out = left, .tasks = 4});
     record_mix(encoder, {.a = source, .out = right, .tasks = 2});
@@ -147,9 +146,7 @@ TEST_F(TraceTest, TableAddsUpPerKernel) {
   }
   std::string kernel;
   uint64_t count = 0;
-  double total = 0;
-  double min = 0;
-  double max = 0;
+  double total = 0, min = 0, max = 0;
   ASSERT_TRUE(lines >> kernel >> count >> total >> min >> max);
   EXPECT_EQ(kernel, "large") << "most time first";
   EXPECT_EQ(count, 2u);

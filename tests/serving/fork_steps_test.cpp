@@ -12,7 +12,7 @@
 namespace gyre::test {
 namespace {
 
-KvPool::State& state_of(const KvPool& pool) { return Internals::state(pool); }
+KvPoolState& state_of(const KvPool& pool) { return Internals::state(pool); }
 
 // A pool whose groups have these numbers of pages, whatever its options would give them.
 Server exact_server(const Device& device, const KvPoolOptions& options,
@@ -218,7 +218,7 @@ struct Call {
 };
 
 constexpr size_t kTalks = 10;
-constexpr uint64_t kMostTokens = 60;
+constexpr uint64_t kMaxTokens = 60;
 
 // Calls of a life whose sequences are forked often and step together, and how many pages each group
 // then needs.
@@ -265,7 +265,7 @@ class Life {
     std::vector<uint64_t> starts;
     for (size_t i = 0; i < count; ++i) {
       const size_t at = (first + i) % kTalks;
-      if (length_[at] + call.tokens > kMostTokens) leave(at);
+      if (length_[at] + call.tokens > kMaxTokens) leave(at);
       call.who.push_back(at);
       starts.push_back(length_[at]);
     }

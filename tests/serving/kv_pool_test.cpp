@@ -88,8 +88,7 @@ TEST_F(KvPoolTest, TruncateGivesPagesBack) {
   EXPECT_EQ(group(server, "all keys").used, 2u);
   a.sequence.rollback(1);
   EXPECT_EQ(group(server, "all keys").used, 2u);
-  EXPECT_TRUE(refused({"kv_sequence.rollback", "15 tokens", "cannot drop 16"},
-                      [&] { a.sequence.rollback(16); }));
+  EXPECT_REFUSED(("kv_sequence.rollback", "15 tokens", "cannot drop 16"), a.sequence.rollback(16));
   a.sequence.clear();
   EXPECT_EQ(a.length(), 0u);
   expect_no_page_used(server.pool);
@@ -101,8 +100,8 @@ TEST_F(KvPoolTest, TruncateIsRefusedWhereAWindowIsGone) {
   server.fill(a, some_tokens(40, 1));
   server.fill(a, some_tokens(1, 2));  // keys before 21 have left the window: page 2 on is there
   a.sequence.rollback(1);             // the last step can always be taken back
-  EXPECT_TRUE(refused({"kv_sequence.rollback", "window 20", "key 15", "query at 34"},
-                      [&] { a.sequence.rollback(6); }));
+  EXPECT_REFUSED(("kv_sequence.rollback", "window 20", "key 15", "query at 34"),
+                 a.sequence.rollback(6));
   EXPECT_EQ(a.length(), 40u);
   a.sequence.rollback(5);
   a.sequence.clear();
@@ -170,8 +169,8 @@ TEST_F(KvPoolTest, TheLeastRecentlyUsedPrefixIsEvicted) {
   const KvSequence held = server.pool.match(one);
   server.fill(talk, some_tokens(8, 4));
   EXPECT_EQ(server.pool.match(two).length(), 0u);
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_batch.begin_step", "1 pages are missing"},
-                           [&] { server.fill(talk, some_tokens(1, 5)); }));
+  EXPECT_ERROR(out_of_memory, ("kv_batch.begin_step", "1 pages are missing"),
+               server.fill(talk, some_tokens(1, 5)));
   EXPECT_EQ(held.length(), 16u);
 }
 
@@ -216,8 +215,7 @@ TEST_F(KvPoolTest, PrefixesThatPartBehindTheSinksShareTheirPage) {
   EXPECT_EQ(server.pool.match(tokens).length(), 24u);
   EXPECT_EQ(server.pool.match(other).length(), 24u);
   ++other[3];  // a sink token
-  EXPECT_TRUE(refused({"kv_pool.publish", "tokens 0 to 7"},
-                      [&] { server.pool.publish(b.sequence, other); }));
+  EXPECT_REFUSED(("kv_pool.publish", "tokens 0 to 7"), server.pool.publish(b.sequence, other));
   --other[3];
   a = server.talk(), b = server.talk();
   EXPECT_EQ(group(server, "sink tokens 4").cached, 1u);
@@ -286,14 +284,12 @@ TEST_F(KvPoolTest, PublishingOtherTokensForAPageIsRefused) {
   server.fill(a, tokens);
   server.pool.publish(a.sequence, tokens);
   tokens[9] += 1;
-  EXPECT_TRUE(refused({"kv_pool.publish", "tokens 8 to 15"},
-                      [&] { server.pool.publish(a.sequence, tokens); }));
+  EXPECT_REFUSED(("kv_pool.publish", "tokens 8 to 15"), server.pool.publish(a.sequence, tokens));
   EXPECT_EQ(server.pool.describe().prefixes, 2u);
   tokens.resize(17);
-  EXPECT_TRUE(refused({"kv_pool.publish", "16 tokens, got 17"},
-                      [&] { server.pool.publish(a.sequence, tokens); }));
+  EXPECT_REFUSED(("kv_pool.publish", "16 tokens, got 17"), server.pool.publish(a.sequence, tokens));
   const KvPool other(device, small_pool());
-  EXPECT_TRUE(refused({"kv_pool.publish", "another pool"}, [&] { other.publish(a.sequence, {}); }));
+  EXPECT_REFUSED(("kv_pool.publish", "another pool"), other.publish(a.sequence, {}));
 }
 
 TEST_F(KvPoolTest, SequencesOutliveTheirPool) {
@@ -324,7 +320,7 @@ Talk cut_tail(Server& server, Bits& bits) {
   return talk;
 }
 
-// What is left in the pages by others is not read.
+// Nothing reads what other sequences left in the pages.
 TEST(KvPoolTail, ATailThatWasCutBeginsAnew) {
   const Device device = Device::open("cpu", {.threads = 1});
   Server fresh(device, tail_pool()), used(device, tail_pool());

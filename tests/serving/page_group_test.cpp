@@ -13,7 +13,7 @@ namespace {
 
 TEST(PageGroup, PagesOfWindowsAndLimits) {
   const PageGroup all({}, 4, 8), window({.window = 20}, 4, 8),
-      sink_tokens({.limit = 10, .near = true}, 4, 8);
+      sink_tokens({.limit = 10, .f16 = true}, 4, 8);
   EXPECT_EQ(all.first_page(1000), 0u);
   EXPECT_EQ(all.end_page(17), 3u);
   EXPECT_EQ(all.end_page(16), 2u);

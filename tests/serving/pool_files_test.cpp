@@ -56,19 +56,19 @@ TEST_P(PoolFiles, PagesTravelOneByOne) {
   std::vector<std::vector<std::byte>> pages;
   for (uint64_t page = 0; page * GetParam().page_tokens < talk.length(); ++page)
     pages.push_back(from.pool.export_page(talk.sequence, page));
-  EXPECT_TRUE(refused({"kv_pool.import_page", "page 1 comes after"},
-                      [&] { to.pool.import_page(made.sequence, pages[1]); }));
+  EXPECT_REFUSED(("kv_pool.import_page", "page 1 comes after"),
+                 to.pool.import_page(made.sequence, pages[1]));
   for (const auto& page : pages) to.pool.import_page(made.sequence, page);
   EXPECT_EQ(made.length(), talk.length());
-  EXPECT_TRUE(refused({"kv_pool.import_page", "comes after"},
-                      [&] { to.pool.import_page(made.sequence, pages[0]); }));
+  EXPECT_REFUSED(("kv_pool.import_page", "comes after"),
+                 to.pool.import_page(made.sequence, pages[0]));
   EXPECT_EQ(next(to, made), next(from, talk));
-  EXPECT_TRUE(refused({"kv_pool.export_page", "got page 9"},
-                      [&] { (void)from.pool.export_page(talk.sequence, 9); }));
-  EXPECT_TRUE(refused({"kv_pool.export_page", "another pool"},
-                      [&] { (void)to.pool.export_page(talk.sequence, 0); }));
-  EXPECT_TRUE(refused({"kv_pool.import_page", "another pool"},
-                      [&] { to.pool.import_page(talk.sequence, pages[0]); }));
+  EXPECT_REFUSED(("kv_pool.export_page", "got page 9"),
+                 (void)from.pool.export_page(talk.sequence, 9));
+  EXPECT_REFUSED(("kv_pool.export_page", "another pool"),
+                 (void)to.pool.export_page(talk.sequence, 0));
+  EXPECT_REFUSED(("kv_pool.import_page", "another pool"),
+                 to.pool.import_page(talk.sequence, pages[0]));
 }
 
 TEST_P(PoolFiles, PrefixesAreKnownAfterLoad) {
@@ -132,9 +132,9 @@ TEST(PoolLoad, MoreRowsThanPagesAreRefused) {
     Bytes bytes = pool_file_header(Internals::state(pool), made, made.rows.back().offset + tokens);
     bytes.resize(made.rows.back().offset + tokens);
     put_file(folder / "many", bytes);
-    EXPECT_TRUE(refused({"can never fit", "39 pages", "the pool has 32"}, [&] {
-      sequence ? (void)pool.load(folder / "many") : (void)pool.load_prefixes(folder / "many");
-    }));
+    EXPECT_REFUSED(
+        ("can never fit", "39 pages", "the pool has 32"),
+        sequence ? (void)pool.load(folder / "many") : (void)pool.load_prefixes(folder / "many"));
   }
 }
 
@@ -158,12 +158,12 @@ TEST(PoolLoad, WhatIsRefusedEvictsNothing) {
   std::vector<Talk> held;  // four pages are left
   held.push_back(server.talk());
   server.fill(held[0], some_tokens(16, 3));
-  EXPECT_TRUE(refused({"kv_pool.load", "window 20", "no longer have key 21"},
-                      [&] { (void)server.pool.load(folder / "cut"); }));
+  EXPECT_REFUSED(("kv_pool.load", "window 20", "no longer have key 21"),
+                 (void)server.pool.load(folder / "cut"));
   EXPECT_EQ(server.pool.describe().evictions, 0u);
   server.fill(held[0], some_tokens(16, 4));
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"kv_pool.load", "1 pages are missing"},
-                           [&] { (void)server.pool.load(folder / "whole"); }));
+  EXPECT_ERROR(out_of_memory, ("kv_pool.load", "1 pages are missing"),
+               (void)server.pool.load(folder / "whole"));
   EXPECT_EQ(server.pool.describe().evictions, 0u);
   held[0].rollback(16);
   const KvSequence loaded = server.pool.load(folder / "whole");
@@ -283,8 +283,7 @@ TEST_F(PoolDamage, NumbersThatLie) {
       if (bad == good) continue;
       put_number(bad, header - 8, 8, checksum_of(std::span(bad).first(header - 8)));
       put_file(folder / "bad", bad);
-      EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_pool.load"},
-                               [&] { (void)server.pool.load(folder / "bad"); }))
+      EXPECT_ERROR(io, ("kv_pool.load"), (void)server.pool.load(folder / "bad"))
           << at << " = " << value;
       ++refusals;
     }
@@ -329,22 +328,21 @@ TEST_F(PoolDamage, AFullPoolLoadsNothing) {
   server.prompt(big, some_tokens(20, 8), 20);
   const KvSequence one = server.pool.load(folder / "sequence");  // the last three pages
   const std::vector<uint64_t> before = counts();
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory,
-                           {"kv_pool.load", "3 pages are missing", "all keys", "0 of 8"},
-                           [&] { (void)server.pool.load(folder / "sequence"); }));
+  EXPECT_ERROR(out_of_memory,
+               ("kv_pool.load", "3 pages are missing", "group \"all keys\"", "0 of 8 are free"),
+               (void)server.pool.load(folder / "sequence"));
   EXPECT_EQ(counts(), before);
   KvPoolOptions other = options();
   other.layers[0].v = KvFormat::tq3;
   const KvPool pool(device, other);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_pool.load", "other layers"},
-                           [&] { (void)pool.load(folder / "sequence"); }));
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_pool.load_prefixes", "holds no prefixes"},
-                           [&] { (void)server.pool.load_prefixes(folder / "sequence"); }));
+  EXPECT_ERROR(io, ("kv_pool.load", "other layers"), (void)pool.load(folder / "sequence"));
+  EXPECT_ERROR(io, ("kv_pool.load_prefixes", "holds no prefixes"),
+               (void)server.pool.load_prefixes(folder / "sequence"));
   big.sequence.clear();
   KvSequence sequence = server.pool.sequence();
   server.batch.begin_step(server.encoder, {{sequence, 1}});
-  EXPECT_TRUE(refused({"kv_pool.save", "lacks append() of layer 0"},
-                      [&] { server.pool.save(sequence, folder / "open"); }));
+  EXPECT_REFUSED(("kv_pool.save", "lacks append() of layer 0"),
+                 server.pool.save(sequence, folder / "open"));
 }
 
 }  // namespace

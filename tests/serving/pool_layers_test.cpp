@@ -44,12 +44,12 @@ class PoolLayers : public testing::Test {
     encoder.submit().wait();
     batch.end_step();
     for (uint64_t i = 0; i < pool.layers().size(); ++i) {
-      const double most = bound_of(pool.layers()[i]);
+      const double bound = bound_of(pool.layers()[i]);
       const auto rows = [&](const Tensor& of, bool second) {
         return second ? of.slice(0, a_tokens, b_tokens) : of.slice(0, 0, a_tokens);
       };
-      EXPECT_LE(a.given.error(i, rows(q[i], false), rows(out[i], false)), most) << "layer " << i;
-      EXPECT_LE(b.given.error(i, rows(q[i], true), rows(out[i], true)), most) << "layer " << i;
+      EXPECT_LE(a.given.error(i, rows(q[i], false), rows(out[i], false)), bound) << "layer " << i;
+      EXPECT_LE(b.given.error(i, rows(q[i], true), rows(out[i], true)), bound) << "layer " << i;
     }
   }
   static void copy(const Tensor& from, const Tensor& to) {
@@ -115,19 +115,18 @@ TEST_F(PoolLayers, AnAppendToASharedLayerIsRefused) {
   const Tensor rows = device.tensor(DType::f32, {1, l.kv_heads, l.head_dim});
   batch.begin_step(encoder, {{sequence, 1}});
   const size_t recorded = encoder.size();
-  EXPECT_TRUE(refused({"kv_batch.append", "layer 6 has no K and V of its own", "of layer 1"},
-                      [&] { batch.append(encoder, 6, rows, rows); }));
-  EXPECT_TRUE(refused({"kv_batch.rope_append", "layer 6 has no K and V"}, [&] {
-    batch.rope_append(encoder, 6, {.q = rows, .q_out = rows, .k = rows, .v = rows});
-  }));
-  EXPECT_TRUE(refused({"kv_batch.attend", "layer 1 was not appended"}, [&] {
-    batch.attend(encoder, 6, {.q = rows, .out = device.tensor(DType::f32, rows.shape())});
-  }));
-  EXPECT_TRUE(refused({"kv_batch.attend", "10 layers, got layer 10"}, [&] {
-    batch.attend(encoder, 10, {.q = rows, .out = device.tensor(DType::f32, rows.shape())});
-  }));
+  EXPECT_REFUSED(("kv_batch.append", "layer 6 has no K and V of its own", "of layer 1"),
+                 batch.append(encoder, 6, rows, rows));
+  EXPECT_REFUSED(("kv_batch.rope_append", "layer 6 has no K and V"),
+                 batch.rope_append(encoder, 6, {.q = rows, .q_out = rows, .k = rows, .v = rows}));
+  EXPECT_REFUSED(
+      ("kv_batch.attend", "layer 1 was not appended"),
+      batch.attend(encoder, 6, {.q = rows, .out = device.tensor(DType::f32, rows.shape())}));
+  EXPECT_REFUSED(
+      ("kv_batch.attend", "10 layers, got layer 10"),
+      batch.attend(encoder, 10, {.q = rows, .out = device.tensor(DType::f32, rows.shape())}));
   EXPECT_EQ(encoder.size(), recorded);
-  EXPECT_TRUE(refused({"lacks append() of layers 0 to 2, 4 to 5"}, [&] { batch.end_step(); }));
+  EXPECT_REFUSED(("lacks append() of layers 0 to 2, 4 to 5"), batch.end_step());
   batch.rollback();
   encoder.clear();
 }

@@ -179,8 +179,7 @@ class Server {
 
   // Layer, and 0, 1 or 2 for K, V or Q.
   struct What {
-    uint64_t layer;
-    uint64_t role;
+    uint64_t layer, role;
   };
   Tensor rows(std::span<const TalkStep> steps, const What& what, uint64_t row_heads,
               uint64_t dim) const {

@@ -1,7 +1,6 @@
 // A random life: 64 sequences, 100,000 calls, against a plain model: each sequence is its tokens.
-// What is sampled must have the bits of a sequence that was computed alone; at the end no page is
+// Sampled outputs must have the bits of a sequence that was computed alone; at the end no page is
 // lost.
-#include <optional>
 
 #include "cache/snapshot_fixture.h"
 #include "serving/serving_fixture.h"
@@ -10,7 +9,7 @@ namespace gyre::test {
 namespace {
 
 constexpr size_t kSequences = 64;
-constexpr uint64_t kMostTokens = 80;
+constexpr uint64_t kMaxTokens = 80;
 
 class Life {
  public:
@@ -109,7 +108,7 @@ class Life {
     for (size_t i = 0; i < count; ++i) {
       Talk& one = talks_[(first + i) % kSequences];
       uint64_t more = random_() % 3 == 0 ? 1 + random_() % 16 : 1;
-      if (one.length() + more > kMostTokens) one.sequence.clear(), one.tokens.clear();
+      if (one.length() + more > kMaxTokens) one.sequence.clear(), one.tokens.clear();
       // A beginning that others have too, later tokens of its own.
       const uint32_t own =
           one.tokens.empty() ? kind() : static_cast<uint32_t>(one.tokens[0] / 1000003);
@@ -122,9 +121,9 @@ class Life {
 
   void rollback(size_t at) {
     Talk& one = talks_[at];
-    const uint64_t most = step_back_ ? last_[at] : std::min<uint64_t>(one.length(), 12);
-    if (most == 0) return;
-    const uint64_t drop = 1 + random_() % most;
+    const uint64_t limit = step_back_ ? last_[at] : std::min<uint64_t>(one.length(), 12);
+    if (limit == 0) return;
+    const uint64_t drop = 1 + random_() % limit;
     try {
       one.rollback(drop);
       last_[at] -= std::min(last_[at], drop);

@@ -1,5 +1,4 @@
 // What docs/serving.md promises, bit for bit: a sequence's output follows from its tokens alone.
-#include <cmath>
 
 #include "attention/attention_tolerance.h"
 #include "serving/serving_fixture.h"

@@ -25,9 +25,9 @@ TEST_F(ServingRefusals, AStepThatNeverFitsIsInvalid) {
   options.step_tokens = 8;  // 3 pages of the window
   Server server(device, options, {.max_sequences = 4, .max_tokens = 64});
   Talk a = server.talk(), b = server.talk();
-  EXPECT_TRUE(refused({"kv_batch.begin_step", "can never fit", "0 tokens and 40 more",
-                       "5 pages of window 8", "the pool has 3"},
-                      [&] { server.fill(a, some_tokens(40, 1)); }));
+  EXPECT_REFUSED(("kv_batch.begin_step", "can never fit", "0 tokens and 40 more",
+                  "5 pages of window 8", "the pool has 3"),
+                 server.fill(a, some_tokens(40, 1)));
   server.fill(a, some_tokens(16, 1));
   const auto two_pages = [&] { server.fill(b, some_tokens(16, 2)); };
   EXPECT_TRUE(
@@ -51,11 +51,10 @@ TEST_F(ServingRefusals, AFileThatNeverFitsIsInvalid) {
         to.load_prefixes(folder / file);
       }
     };
-    EXPECT_TRUE(refused({file, "can never fit", "5 pages", "has 4"}, [&] { load(small.pool); }));
+    EXPECT_REFUSED((file, "can never fit", "5 pages", "has 4"), load(small.pool));
     Talk other = busy.talk();
     busy.fill(other, some_tokens(1, 1));
-    EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {file, "1 pages are missing"},
-                             [&] { load(busy.pool); }));
+    EXPECT_ERROR(out_of_memory, (file, "1 pages are missing"), load(busy.pool));
     other = busy.talk();
     load(busy.pool);
   }
@@ -69,8 +68,8 @@ TEST_F(ServingRefusals, AnImportThatNeverFitsIsInvalid) {
   for (uint64_t page = 0; page < 2; ++page)
     to.pool.import_page(made, from.pool.export_page(talk.sequence, page));
   const std::vector<std::byte> third = from.pool.export_page(talk.sequence, 2);
-  EXPECT_TRUE(refused({"kv_pool.import_page", "can never fit", "3 pages of all keys", "has 2"},
-                      [&] { to.pool.import_page(made, third); }));
+  EXPECT_REFUSED(("kv_pool.import_page", "can never fit", "3 pages of all keys", "has 2"),
+                 to.pool.import_page(made, third));
   EXPECT_EQ(made.length(), 16u);
 }
 
@@ -99,8 +98,8 @@ TEST_F(ServingRefusals, APartlyImportedSequenceIsNotSaved) {
   for (uint64_t page = 0; page < 4; ++page) {
     to.pool.import_page(made, from.pool.export_page(talk.sequence, page));
     if (page == 1) {
-      EXPECT_TRUE(refused({"kv_pool.save", "window 8 no longer have key 9"},
-                          [&] { to.pool.save(made, folder / "part"); }));
+      EXPECT_REFUSED(("kv_pool.save", "window 8 no longer have key 9"),
+                     to.pool.save(made, folder / "part"));
     }
   }
   to.pool.save(made, folder / "whole");
@@ -125,7 +124,7 @@ TEST_F(ServingRefusals, ADroppedForkIsToldWhatHelps) {
     const auto go_on = [&] { server.begin_step(std::span(&step, 1)); };
     EXPECT_TRUE(refused({"kv_batch.begin_step", "tokens from 16 on", "dropped", advice}, go_on));
     if (window != 0) {
-      EXPECT_TRUE(refused({"window 4"}, [&] { fork.sequence.rollback(6); }));
+      EXPECT_REFUSED(("window 4"), fork.sequence.rollback(6));
       fork.sequence.clear();
     } else {
       fork.sequence.rollback(6);
@@ -140,18 +139,17 @@ TEST_F(ServingRefusals, MessagesNameTheOtherBatch) {
   KvBatch other(server.pool);
   Talk talk = server.talk();
   other.begin_step(server.encoder, {{talk.sequence, 1}});
-  EXPECT_TRUE(refused(
-      {"kv_batch.begin_step", "in another batch's step", "lacks append() of layers 0 to 1"}, [&] {
-        server.batch.begin_step(server.encoder, {{talk.sequence, 1}});
-      }));
+  EXPECT_REFUSED(
+      ("kv_batch.begin_step", "in another batch's step", "lacks append() of layers 0 to 1"),
+      server.batch.begin_step(server.encoder, {{talk.sequence, 1}}));
 }
 
 TEST_F(ServingRefusals, MessagesSayHowManyRowsARecordingTakes) {
   Server server(device, small_pool(), {.max_sequences = 4, .max_tokens = 16});
   server.batch.record();
   const Tensor rows = device.tensor(DType::f32, {17, 1, 16});
-  EXPECT_TRUE(refused({"kv_batch.append: k must have 1 (in a recording) to 16 (max_tokens) rows"},
-                      [&] { server.batch.append(server.encoder, 0, rows, rows); }));
+  EXPECT_REFUSED(("kv_batch.append: k must have 1 (in a recording) to 16 (max_tokens) rows"),
+                 server.batch.append(server.encoder, 0, rows, rows));
 }
 
 TEST_F(ServingRefusals, MessagesNameWhatAGraphCannotRepeat) {
@@ -172,22 +170,21 @@ TEST_F(ServingRefusals, MessagesNameTheDeviceOfTheCacheAndThePool) {
   Talk talk = server.talk();
   Encoder elsewhere(Device::open("cpu", {.threads = 1}));
   KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
-  EXPECT_TRUE(refused({"kv_cache.begin_step: the encoder records for another device"},
-                      [&] { cache.begin_step(elsewhere, 1); }));
+  EXPECT_REFUSED(("kv_cache.begin_step: the encoder records for another device"),
+                 cache.begin_step(elsewhere, 1));
   server.batch.begin_step(server.encoder, {{talk.sequence, 1}});
   server.encoder.submit().wait();
   const Tensor row = elsewhere.device().tensor(DType::f32, {1, 1, 16});
-  EXPECT_TRUE(refused({"kv_batch.append: the encoder records for another device"},
-                      [&] { server.batch.append(elsewhere, 0, row, row); }));
+  EXPECT_REFUSED(("kv_batch.append: the encoder records for another device"),
+                 server.batch.append(elsewhere, 0, row, row));
 }
 
 TEST_F(ServingRefusals, MessagesSayThatAPathIsEmpty) {
   Server server(device, small_pool());
   KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
-  EXPECT_TRUE(refused({"kv_cache.save: the path is empty"}, [&] { cache.save(""); }));
-  EXPECT_TRUE(refused({"kv_cache.load: the path is empty"}, [&] { cache.load(""); }));
-  EXPECT_TRUE(refused({"kv_pool.save: the path is empty"},
-                      [&] { server.pool.save(server.pool.sequence(), ""); }));
+  EXPECT_REFUSED(("kv_cache.save: the path is empty"), cache.save(""));
+  EXPECT_REFUSED(("kv_cache.load: the path is empty"), cache.load(""));
+  EXPECT_REFUSED(("kv_pool.save: the path is empty"), server.pool.save(server.pool.sequence(), ""));
 }
 
 }  // namespace

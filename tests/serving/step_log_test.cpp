@@ -77,24 +77,22 @@ TEST_P(StepLogTest, WhatIsNotSubmittedIsNotSaved) {
   const std::string path = temporary("gyre_step_log_test.pool");
   const std::vector<int32_t> tokens = some_tokens(40, 1);
   step(one, first, a, 40);
-  EXPECT_TRUE(
-      refused({"kv_pool.save", "tokens from 0 on", "not submitted"}, [&] { pool.save(a, path); }));
-  EXPECT_TRUE(refused({"kv_pool.export_page", "not submitted"}, [&] { pool.export_page(a, 0); }));
-  EXPECT_TRUE(refused({"kv_pool.publish", "not submitted"}, [&] { pool.publish(a, tokens); }));
+  EXPECT_REFUSED(("kv_pool.save", "tokens from 0 on", "not submitted; submit() comes first"),
+                 pool.save(a, path));
+  EXPECT_REFUSED(("kv_pool.export_page", "not submitted"), pool.export_page(a, 0));
+  EXPECT_REFUSED(("kv_pool.publish", "not submitted"), pool.publish(a, tokens));
   KvSequence fork = a.fork();
-  EXPECT_TRUE(refused({"kv_pool.save", "not submitted"}, [&] { pool.save(fork, path); }));
+  EXPECT_REFUSED(("kv_pool.save", "not submitted"), pool.save(fork, path));
   pool.save(b, path);  // nothing of it is recorded
-  EXPECT_TRUE(refused({"kv_pool.load", "recorded in an encoder"}, [&] { pool.load(path); }));
+  EXPECT_REFUSED(("kv_pool.load", "recorded in an encoder"), pool.load(path));
   pool.save_prefixes(path);
-  EXPECT_TRUE(refused({"kv_pool.load_prefixes", "recorded in an encoder"},
-                      [&] { pool.load_prefixes(path); }));
+  EXPECT_REFUSED(("kv_pool.load_prefixes", "recorded in an encoder"), pool.load_prefixes(path));
   first.submit().wait();
   pool.publish(a, tokens);
   pool.save(fork, path);
   const std::vector<std::byte> page = pool.export_page(a, 0);
   two.begin_step(second, {{a, 1}});
-  EXPECT_TRUE(refused({"kv_pool.import_page", "recorded in an encoder"},
-                      [&] { pool.import_page(b, page); }));
+  EXPECT_REFUSED(("kv_pool.import_page", "recorded in an encoder"), pool.import_page(b, page));
   two.rollback();
   second.clear();
   pool.import_page(b, page);
@@ -108,19 +106,15 @@ TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
   step(one, first, a, 3);
   first.clear();
   const auto all_refuse = [&](KvSequence& sequence) {
-    EXPECT_TRUE(refused({"kv_batch.begin_step", "from 8 on", "dropped", "there are 11"}, [&] {
-      one.begin_step(first, {{sequence, 1}});
-    }));
-    EXPECT_TRUE(refused({"kv_sequence.fork", "dropped"}, [&] { (void)sequence.fork(); }));
-    EXPECT_TRUE(refused({"kv_pool.publish", "dropped"}, [&] { pool.publish(sequence, {}); }));
-    EXPECT_TRUE(
-        refused({"kv_pool.export_page", "dropped"}, [&] { pool.export_page(sequence, 0); }));
+    EXPECT_REFUSED(("kv_batch.begin_step", "from 8 on", "dropped", "there are 11"),
+                   one.begin_step(first, {{sequence, 1}}));
+    EXPECT_REFUSED(("kv_sequence.fork", "dropped"), (void)sequence.fork());
+    EXPECT_REFUSED(("kv_pool.publish", "dropped"), pool.publish(sequence, {}));
+    EXPECT_REFUSED(("kv_pool.export_page", "dropped"), pool.export_page(sequence, 0));
   };
   all_refuse(a);
   a.rollback(1);
-  EXPECT_TRUE(refused({"kv_batch.begin_step", "there are 10"}, [&] {
-    one.begin_step(first, {{a, 1}});
-  }));
+  EXPECT_REFUSED(("kv_batch.begin_step", "there are 10"), one.begin_step(first, {{a, 1}}));
   a.rollback(2);
   KvSequence fork = a.fork();
   step(one, first, a);
@@ -133,8 +127,8 @@ TEST_P(StepLogTest, ForksOfADroppedStep) {
   KvSequence fork = a.fork();
   step(one, first, a);
   first.clear();
-  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin_step(first, {{fork, 1}}); }));
-  EXPECT_TRUE(refused({"from 0 on"}, [&] { one.begin_step(first, {{a, 1}}); }));
+  EXPECT_REFUSED(("from 0 on"), one.begin_step(first, {{fork, 1}}));
+  EXPECT_REFUSED(("from 0 on"), one.begin_step(first, {{a, 1}}));
   fork.clear();
   a.clear();
   one.begin_step(first, {{fork, 1}, {a, 1}});
@@ -177,15 +171,14 @@ TEST_P(StepLogTest, AGraphRunsInAStepOnly) {
   one.record();
   append_all(one, first, 1);
   one.end_step();
-  EXPECT_TRUE(
-      refused({"encoder.submit", "for any step", "none is begun"}, [&] { first.submit(); }));
+  EXPECT_REFUSED(("encoder.submit", "for any step", "none is begun"), first.submit());
   const Graph graph = first.instantiate();
   const auto replay_refused = [&](const char* why) {
-    EXPECT_TRUE(refused({"graph.replay", "kv_batch.append", why}, [&] { graph.replay(); }));
+    EXPECT_REFUSED(("graph.replay", "kv_batch.append", why), graph.replay());
   };
-  replay_refused("none is begun");
+  replay_refused("none is begun: begin_step() comes first");
   one.begin_step(first, {{a, 1}});
-  replay_refused("recorded and not submitted");
+  replay_refused("recorded and not submitted: submit() that first");
   first.submit();
   graph.replay().wait();
   graph.replay().wait();  // writes the same once more
@@ -203,12 +196,12 @@ TEST_P(StepLogTest, AStepInAGraph) {
   first.submit();
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
-  EXPECT_TRUE(refused({"kv_pool.publish", "not replayed"}, [&] { pool.publish(a, {}); }));
+  EXPECT_REFUSED(("kv_pool.publish", "not replayed"), pool.publish(a, {}));
   graph.replay().wait();
   pool.publish(a, {});
   step(one, first, a);
   first.submit().wait();
-  EXPECT_TRUE(refused({"graph.replay", "over"}, [&] { graph.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "over"), graph.replay());
 }
 
 // Until it is replayed its tokens are not there, and once its pages may be others' it is not
@@ -234,7 +227,7 @@ TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
   step(two, first, b);
   first.submit().wait();
   for (Graph& graph : graphs) {
-    EXPECT_TRUE(refused({"graph.replay", "another step was begun"}, [&] { graph.replay(); }));
+    EXPECT_REFUSED(("graph.replay", "another step was begun"), graph.replay());
   }
 }
 
@@ -249,8 +242,7 @@ TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   first.submit();
   append(one, first, 0, 1);
   first.clear();
-  EXPECT_TRUE(
-      refused({"kv_batch.attend", "layer 0 was not appended"}, [&] { one.attend(first, 0, in); }));
+  EXPECT_REFUSED(("kv_batch.attend", "layer 0 was not appended"), one.attend(first, 0, in));
   append_all(one, first, 1);  // again
   const Graph once = first.instantiate();
   one.attend(second, 0, in);
@@ -278,15 +270,14 @@ TEST_P(StepLogTest, ARecordingThatDoesNotFitTheStep) {
   one.end_step();
   one.begin_step(first, {{a, 3}});
   first.submit();
-  EXPECT_TRUE(refused({"graph.replay", "recorded with 2 rows, the step has 3 tokens"},
-                      [&] { graph.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "recorded with 2 rows, the step has 3 tokens"), graph.replay());
   one.rollback();
   one.begin_step(first, {{a, 1}});
   first.submit();
   graph.replay().wait();
   one.end_step();
   one.record();  // its own list may be captured, an older graph may not run
-  EXPECT_TRUE(refused({"graph.replay", "none is begun"}, [&] { graph.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "none is begun"), graph.replay());
   append_all(one, first, 1);
   one.end_step();
   first.clear();
@@ -305,12 +296,10 @@ TEST_P(StepLogTest, ADroppedStepOfAFork) {
   KvSequence fork = origin.sequence.fork();
   step(one, first, fork);
   fork.rollback(1);
-  EXPECT_TRUE(refused({"kv_pool.export_page", "from 8 on", "not submitted"},
-                      [&] { pool.export_page(fork, 0); }));
+  EXPECT_REFUSED(("kv_pool.export_page", "from 8 on", "not submitted"), pool.export_page(fork, 0));
   first.clear();
-  EXPECT_TRUE(refused({"kv_batch.begin_step", "from 8 on", "dropped"}, [&] {
-    one.begin_step(first, {{fork, 1}});
-  }));
+  EXPECT_REFUSED(("kv_batch.begin_step", "from 8 on", "dropped"),
+                 one.begin_step(first, {{fork, 1}}));
   fork.rollback(5);
   step(one, first, fork);
   first.submit().wait();
@@ -340,7 +329,7 @@ TEST_P(StepLogTest, ABatchThatIsGone) {
   gone.reset();
   first.submit().wait();
   EXPECT_EQ(a.length(), 1u);
-  EXPECT_TRUE(refused({"graph.replay", "none is begun"}, [&] { graph.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "none is begun"), graph.replay());
   step(one, first, a);
   first.submit().wait();
 }
@@ -352,7 +341,7 @@ TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
   a.clear();
-  EXPECT_TRUE(refused({"graph.replay", "a sequence rolled back since"}, [&] { graph.replay(); }));
+  EXPECT_REFUSED(("graph.replay", "a sequence rolled back since"), graph.replay());
 }
 
 // Each call works as a whole or is refused, and no page is lost.
@@ -386,8 +375,8 @@ TEST(StepsUseTest, ASecondThreadIsRefused) {
   const StepsUse use(steps, "kv_pool.match");
   const StepsUse nested(steps, "kv_pool.sequence");
   std::thread([&] {
-    EXPECT_TRUE(refused({"kv_pool.publish", "the kv_pool is in use by another thread"},
-                        [&] { const StepsUse second(steps, "kv_pool.publish"); }));
+    EXPECT_REFUSED(("kv_pool.publish", "the kv_pool is in use by another thread"),
+                   const StepsUse second(steps, "kv_pool.publish"));
   }).join();
 }
 

@@ -1,7 +1,6 @@
 #include "stress/allocation_programs.h"
 
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <stdexcept>
@@ -49,8 +48,7 @@ void run_codec(const Device& device, Encoder& encoder, Output& output) {
   constexpr uint64_t kTokens = 300;
   const Tensor k = filled(device, {kTokens, kKvHeads, kDim}, 1);
   const Tensor v = filled(device, {kTokens, kKvHeads, kDim}, 2);
-  const Tensor q = filled(device, {8, kHeads, kDim}, 3);
-  const Tensor out = filled(device, {8, kHeads, kDim}, 0);
+  const Tensor q = filled(device, {8, kHeads, kDim}, 3), out = filled(device, {8, kHeads, kDim}, 0);
   const Tensor back = filled(device, {kTokens, kKvHeads, kDim}, 0);
   const Tensor copy = filled(device, {kTokens, kKvHeads, kDim}, 0);
   const auto buffer = [&](KvFormat format, KvRole role) {

@@ -19,7 +19,7 @@ namespace gyre::test {
 // Runs a call with failing memory until it succeeds. What a call may throw is out_of_memory.
 template <class Call>
 decltype(auto) survive(const Call& call) {
-  constexpr int kMostAttempts = 64;
+  constexpr int kMaxAttempts = 64;
   for (int attempt = 1;; ++attempt) {
     struct On {
       On() { failing_memory().on = true; }
@@ -29,7 +29,7 @@ decltype(auto) survive(const Call& call) {
       const On on;
       return call();
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::out_of_memory || attempt == kMostAttempts) throw;
+      if (error.code() != ErrorCode::out_of_memory || attempt == kMaxAttempts) throw;
     }
   }
 }

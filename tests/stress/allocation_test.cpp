@@ -97,6 +97,7 @@ TEST_P(Allocation, EveryOneMayFail) {
   const std::vector<uint8_t> expected = GetParam().run(folder_);
   const uint64_t count = failing_memory().count;
   ASSERT_GT(count, 50u);
+  uint64_t hit = 0;
   for (uint64_t at = 0; at < count; ++at) {
     failing_memory().arm(at, at % 5 == 4 ? 9 : 1);
     SCOPED_TRACE("allocation " + std::to_string(at) + " of " + std::to_string(count));
@@ -105,10 +106,15 @@ TEST_P(Allocation, EveryOneMayFail) {
     } catch (const std::exception& error) {
       FAIL() << error.what();
     }
-    ASSERT_GE(failing_memory().failed, 1u) << at;
+    if (failing_memory().failed != 0)
+      ++hit;
+    else
+      ASSERT_LE(failing_memory().count, at) << "it was reached, and did not fail";
   }
+  // A trace has a span for each thread that took part, so a run may be a few allocations shorter.
+  EXPECT_GE(hit * 100, count * 98) << hit << " of " << count << " failed";
   std::printf("%s: each of %llu allocations failed\n", GetParam().name.c_str(),
-              static_cast<unsigned long long>(count));
+              static_cast<unsigned long long>(hit));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, Allocation,

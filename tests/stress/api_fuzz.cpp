@@ -1,5 +1,4 @@
 // Random calls of everything that is public, for libFuzzer and for api_fuzz_main.cpp.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 

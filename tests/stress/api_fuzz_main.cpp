@@ -69,8 +69,8 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// What is left when nothing is kept for reuse: what is allocated, and with what the allocator
-// cannot give back between that, what is resident.
+// Memory in use once nothing is kept for reuse: allocated, and resident (which includes what the
+// allocator cannot give back).
 struct Memory {
   int64_t allocated_kib = 0, resident_kib = 0;
 };
@@ -90,7 +90,7 @@ Memory memory_now() {
 }
 
 // What may be left, however many calls there were: scratch memory for the largest list so far.
-constexpr int64_t kMostGrowthKib = 16 * 1024;
+constexpr int64_t kMaxGrowthKib = 16 * 1024;
 
 FuzzCount total() {
   FuzzCount sum;
@@ -161,7 +161,7 @@ int main(int argc, char** argv) {
               calls, fuzz_stats().calls.size(), sum.accepted, sum.refused, fuzz_stats().compared,
               options.seed, input - options.from, seconds(), now.allocated_kib - warm.allocated_kib,
               now.resident_kib - warm.resident_kib);
-  if (now.allocated_kib - warm.allocated_kib > kMostGrowthKib) {
+  if (now.allocated_kib - warm.allocated_kib > kMaxGrowthKib) {
     std::fprintf(stderr, "api_fuzz: more memory is allocated than at the start\n");
     return 1;
   }

@@ -167,10 +167,10 @@ TEST_F(CudaAllocation, EveryThirdOfABuildMayFail) { fail_each(run_prepare, 3); }
 
 // The GPU is found to be lost by whoever waits, also where there is no memory to say how.
 TEST_F(CudaAllocation, ALossNeedsNoMemory) {
-  constexpr uint64_t kMost = 200;
+  constexpr uint64_t kMax = 200;
   uint64_t at = 0;
   for (bool failed = true; failed; ++at) {
-    ASSERT_LT(at, kMost);
+    ASSERT_LT(at, kMax);
     const Device device = open_device();
     const Tensor x = device.tensor(DType::f16, {1, 1, kDim});
     Encoder encoder(device);

@@ -1,7 +1,6 @@
 #include "stress/failing_files.h"
 
 #include <cerrno>
-#include <utility>
 
 namespace gyre::test {
 namespace {

@@ -2,7 +2,6 @@
 // System calls of the file layer that fail where a test wants them to.
 
 #include <cstdint>
-#include <functional>
 
 #include "files/calls.h"
 

@@ -118,8 +118,7 @@ TEST_F(Files, NamesMayBeAsLongAsTheSystemAllows) {
   session.append(1);
   session.cache.save(folder / name);
   EXPECT_EQ(inspect_snapshot(folder / name).length, 4u);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"File name too long"},
-                           [&] { session.cache.save(folder / (name + "n")); }));
+  EXPECT_ERROR(io, ("File name too long"), session.cache.save(folder / (name + "n")));
   EXPECT_EQ(folder.files(), 1u);
 }
 
@@ -132,8 +131,8 @@ TEST_F(Files, AFolderThatCannotBeOpened) {
   session.cache.save(folder / "inner/a");
   session.append(1);
   ASSERT_EQ(chmod((folder / "inner").c_str(), 0300), 0);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"cannot open its folder", "Permission denied"},
-                           [&] { session.cache.save(folder / "inner/a"); }));
+  EXPECT_ERROR(io, ("cannot open its folder", "Permission denied"),
+               session.cache.save(folder / "inner/a"));
   ASSERT_EQ(chmod((folder / "inner").c_str(), 0700), 0);
   EXPECT_EQ(inspect_snapshot(folder / "inner/a").length, 3u);
 }
@@ -349,8 +348,7 @@ TEST_F(Files, RowsOfAPoolsFileAreReadInPieces) {
   put_file(folder / "a", bytes);
   ASSERT_EQ(truncate((folder / "a").c_str(), static_cast<off_t>(size)), 0);
   const FailingFiles files(kNever, EIO);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"kv_pool.load", "row 0"},
-                           [&] { (void)pool.load(folder / "a"); }));
+  EXPECT_ERROR(io, ("kv_pool.load", "row 0"), (void)pool.load(folder / "a"));
   EXPECT_LT(files.bytes_read(), 4u << 20);
 }
 
@@ -374,8 +372,7 @@ TEST_F(Files, InspectReadsTheHeaderAlone) {
   bytes.back() ^= std::byte{1};
   put_file(folder / "a", bytes);
   EXPECT_EQ(inspect_snapshot(folder / "a").length, info.length);
-  EXPECT_TRUE(throws_error(ErrorCode::io, {"verify_snapshot", "checksum"},
-                           [&] { verify_snapshot(folder / "a"); }));
+  EXPECT_ERROR(io, ("verify_snapshot", "checksum"), verify_snapshot(folder / "a"));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // Attention over linear caches, rings and pages, and over partial states.
 #include <algorithm>
-#include <cmath>
 
 #include "runtime/storage.h"
 #include "stress/fuzz_world.h"
@@ -57,7 +56,7 @@ AttentionOptions some_options(FuzzWorld& w, const Shapes& shapes) {
 }
 
 // An average of values from -1 to 1; what a format loses may add to it.
-constexpr float kMostAverage = 2.5f;
+constexpr float kMaxAverage = 2.5f;
 
 void fuzz_attention(FuzzWorld& w) {
   FuzzInput& in = w.in;
@@ -74,7 +73,7 @@ void fuzz_attention(FuzzWorld& w) {
   if (!w.call("attention", [&] { attention(w.some_encoder(), inputs, options); })) return;
   if (!compare || in.spoiled()) return;
   if (!w.submit()) return;
-  expect_bounded(inputs.out, kMostAverage, "an average of values up to 1");
+  expect_bounded(inputs.out, kMaxAverage, "an average of values up to 1");
 }
 
 void fuzz_partial(FuzzWorld& w) {
@@ -101,7 +100,7 @@ void fuzz_partial(FuzzWorld& w) {
   const bool merged = w.call("attention_merge", [&] { attention_merge(w.some_encoder(), merge); });
   if (!made || !merged || !compare || in.spoiled()) return;
   if (!w.submit()) return;
-  expect_bounded(merge.out, kMostAverage, "a merged average of values up to 1");
+  expect_bounded(merge.out, kMaxAverage, "a merged average of values up to 1");
 }
 
 void fuzz_paged(FuzzWorld& w) {

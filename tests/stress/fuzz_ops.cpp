@@ -55,8 +55,8 @@ KvRange write_options(FuzzWorld& w, uint64_t tokens, uint64_t capacity) {
   FuzzInput& in = w.in;
   KvRange made;
   made.cache = in.chance(2) ? CacheKind::ring : CacheKind::linear;
-  const uint64_t most = capacity > tokens ? capacity - tokens : 0;
-  made.position = in.number(made.cache == CacheKind::ring ? in.below(1000) : in.below(most + 1));
+  const uint64_t last = capacity > tokens ? capacity - tokens : 0;
+  made.position = in.number(made.cache == CacheKind::ring ? in.below(1000) : in.below(last + 1));
   if (in.chance(3)) made.source_begin = in.number(in.below(tokens + 1));
   if (in.chance(3))
     made.tokens = in.number(in.below(tokens - std::min(tokens, made.source_begin) + 1));
@@ -73,8 +73,7 @@ void expect_copied(const Tensor& from, const Tensor& to, const KvRange& options,
   std::vector<uint64_t> source(capacity, ~uint64_t{0});
   for (uint64_t i = 0; i < tokens; ++i)
     source[(options.position + i) % capacity] = options.source_begin + i;
-  const std::vector<float> given = values(from);
-  const std::vector<float> stored = values(to);
+  const std::vector<float> given = values(from), stored = values(to);
   const uint64_t width = capacity == 0 ? 0 : stored.size() / capacity;
   for (uint64_t slot = 0; slot < capacity; ++slot) {
     if (source[slot] == ~uint64_t{0}) {
@@ -106,9 +105,7 @@ void fuzz_kv_copy(FuzzWorld& w) {
   const KvRange options = write_options(w, tokens, capacity);
   const bool compare = w.checked() && in.chance(2) && w.submit();
   std::vector<uint8_t> before;
-  if (compare) {
-    before = bytes(inputs.k_cache);
-  }
+  if (compare) before = bytes(inputs.k_cache);
   const bool done = w.call("kv_copy", [&] { kv_copy(w.some_encoder(), inputs, options); });
   if (!done || !compare || in.spoiled()) return;
   if (!w.submit()) return;
@@ -172,8 +169,7 @@ void fuzz_hadamard(FuzzWorld& w) {
   const Dims shape = in.chance(3)   ? Dims{dim}
                      : in.chance(2) ? Dims{in.below(9), dim}
                                     : Dims{in.below(5), 2, dim};
-  const Tensor x = w.floats(shape);
-  const Tensor out = in.chance(3) ? x : w.floats(shape);
+  const Tensor x = w.floats(shape), out = in.chance(3) ? x : w.floats(shape);
   const HadamardOptions options{
       in.chance(2) ? HadamardDirection::inverse : HadamardDirection::forward,
       static_cast<HadamardSigns>(in.number(in.below(3)) & 0xFF)};

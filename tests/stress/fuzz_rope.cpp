@@ -1,5 +1,4 @@
 // Rotary positions, with norms and with what is stored behind them.
-#include <algorithm>
 #include <cmath>
 
 #include "stress/fuzz_world.h"

@@ -1,6 +1,5 @@
 // KvPool, KvSequence and KvBatch, beside the lengths that sequences should have.
 #include <algorithm>
-#include <cstdio>
 
 #include "stress/fuzz_world.h"
 

@@ -6,9 +6,9 @@
 namespace gyre::test {
 namespace {
 
-Dims some_dims(FuzzInput& in, uint64_t most_rank) {
+Dims some_dims(FuzzInput& in, uint64_t max_rank) {
   std::array<uint64_t, kMaxRank + 2> dims{};
-  const uint64_t rank = in.below(most_rank + 1);
+  const uint64_t rank = in.below(max_rank + 1);
   for (uint64_t i = 0; i < rank; ++i) dims[i] = in.number(in.below(6));
   return Dims(std::span<const uint64_t>(dims.data(), rank));
 }

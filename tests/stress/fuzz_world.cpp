@@ -381,10 +381,10 @@ std::vector<float> values(const Tensor& tensor) {
   return all;
 }
 
-void expect_bounded(const Tensor& tensor, float most, const char* what) {
+void expect_bounded(const Tensor& tensor, float bound, const char* what) {
   ++fuzz_stats().compared;
   for (const float value : values(tensor))
-    expect(std::abs(value) <= most, std::string(what) + " is " + std::to_string(value));
+    expect(std::abs(value) <= bound, std::string(what) + " is " + std::to_string(value));
 }
 
 }  // namespace gyre::test

@@ -130,7 +130,7 @@ class ThreadLife {
   template <class Talk>
   void append(Talk& talk) {
     const uint64_t tokens = random_() % 3 == 0 ? 1 + random_() % 16 : 1;
-    if (talk.tokens().size() + tokens > kLifeMostTokens) talk.clear();
+    if (talk.tokens().size() + tokens > kLifeMaxTokens) talk.clear();
     talk.append(next_tokens(talk.tokens(), tokens));
     count(life_append);
   }

@@ -16,7 +16,7 @@
 namespace gyre::test {
 
 constexpr size_t kLifeThreads = 8, kLifePools = 2;
-constexpr uint64_t kLifeMostTokens = 96;
+constexpr uint64_t kLifeMaxTokens = 96;
 
 // A rule was broken.
 struct LifeFailure : std::logic_error {
@@ -66,7 +66,7 @@ class LifeFile {
  private:
   struct Content {
     uint32_t exists = 0, length = 0;
-    std::array<int32_t, kLifeMostTokens> tokens{};
+    std::array<int32_t, kLifeMaxTokens> tokens{};
   };
 
   std::optional<LifeTokens> tokens(size_t which) const {

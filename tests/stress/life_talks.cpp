@@ -52,7 +52,7 @@ CacheTalk::CacheTalk(const Device& device)
     : encoder_(device),
       cache_(device, {.kv_heads = kKvHeads,
                       .head_dim = kDim,
-                      .capacity = kLifeMostTokens + kStep,
+                      .capacity = kLifeMaxTokens + kStep,
                       .layers = layers(),
                       .step_tokens = kStep}) {}
 

@@ -103,12 +103,12 @@ void run(const Options& options, LifeShared& shared, const std::string& folder) 
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   uint64_t kills = 0;
-  const uint64_t most = 2 * options.operations / options.kills + 1;
+  const uint64_t limit = 2 * options.operations / options.kills + 1;
   while (options.seconds != 0
              ? seconds() < static_cast<double>(options.seconds)
              : kills < options.kills || shared.all_operations() < options.operations) {
     const pid_t child = start(shared, folder, random());
-    wait_for(shared, child, random() % most);
+    wait_for(shared, child, random() % limit);
     kill_child(child, random);
     ++kills;
   }

@@ -105,13 +105,14 @@ TEST(Soak, StepsWithoutEnd) {
   Talk talk(device);
   const uint64_t expected = talk.run();
   ASSERT_EQ(talk.run(), expected);
-  const std::chrono::seconds most(wanted("GYRE_SOAK_SECONDS", 0));
+  const std::chrono::seconds limit(wanted("GYRE_SOAK_SECONDS", 0));
   const uint64_t wanted_talks = wanted("GYRE_SOAK_STEPS", 30'000) / kTalk;
   const auto begin = std::chrono::steady_clock::now();
   const uint64_t resident = resident_bytes(), taken = device.memory().system_allocations;
   const uint64_t in_use = device.memory().in_use_bytes;
   uint64_t talks = 0;
-  for (; most.count() != 0 ? std::chrono::steady_clock::now() - begin < most : talks < wanted_talks;
+  for (;
+       limit.count() != 0 ? std::chrono::steady_clock::now() - begin < limit : talks < wanted_talks;
        ++talks)
     ASSERT_EQ(talk.run(), expected) << "talk " << talks;
   EXPECT_EQ(device.memory().system_allocations, taken);

@@ -179,11 +179,9 @@ TEST(BenchOptions, RefusesNamesAndFlagsWithoutEffect) {
 
 TEST(BenchOptions, MemoryIsAskedForBeforeItIsTaken) {
   Options options{.filter = "attention", .attention = {.contexts = {2147483647}}};
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"needs about", "2147483647"},
-                           [&] { bench::run(options, {}); }));
-  EXPECT_TRUE(throws_error(ErrorCode::out_of_memory, {"needs about", "2147483647"}, [] {
-    bench::check_gpu_memory(Device::open("cpu"), {{32, 8, 128, 2147483647}, {{}}});
-  }));
+  EXPECT_ERROR(out_of_memory, ("needs about", "2147483647"), bench::run(options, {}));
+  EXPECT_ERROR(out_of_memory, ("needs about", "2147483647"),
+               bench::check_gpu_memory(Device::open("cpu"), {{32, 8, 128, 2147483647}, {{}}}));
 }
 
 std::vector<bench::Row> measured(const AttentionRun& run) {

@@ -102,7 +102,10 @@ TEST(CommandLine, WrongUsageIsTwo) {
   fails(2, "bench rope --context 16", {"only attention or serving uses --context"});
   fails(2, "bench attention --batch 4", {"only serving uses --batch"});
   fails(2, "simulate --users 300 --step 256", {"--users must be at most --step", "300 and 256"});
-  fails(2, "simulate --memory 1 --layers 1024", {"a page of f16", "1048576"});
+  fails(2, "simulate --memory 1 --layers 1024", {"--memory of 1 MiB holds no page", "in f16"});
+  fails(2, "simulate --load batch", {"--load: must be chat or agent, got \"batch\""});
+  fails(1, "simulate --trace none.jsonl", {"cannot read \"none.jsonl\": No such file"});
+  fails(1, "simulate --trace /", {"trace: / cannot be read"});
   fails(2, "simulate --trace a.jsonl --rate 2", {"--trace excludes --rate"});
   fails(2, "bench attention --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
   fails(2, "compare --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});

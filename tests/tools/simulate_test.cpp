@@ -115,12 +115,17 @@ TEST(Simulate, FourBitsHoldMoreUsersInTheSameMemory) {
     EXPECT_TRUE(result.was_full());
     EXPECT_GT(result.wait_p50, 0);
     EXPECT_GE(result.wait_p99, result.wait_p50);
+    double longest = 0;
+    for (const bench::SimulateSample& sample : result.samples)
+      longest = std::max(longest, sample.wait);
+    EXPECT_GE(longest, result.wait_p50);
   }
   EXPECT_GE(results[1].held_users, 3.5 * results[0].held_users);
   EXPECT_LT(results[1].wait_p50, results[0].wait_p50);
   const std::string page = tools::simulate_html(options, trace, results, "machine", {});
-  for (const char* const part : {"wait p50 s", "p99 s", "users held", "Hit rate so far",
-                                 "Evictions so far", "Users served over time"})
+  for (const char* const part :
+       {"wait p50 s", "p99 s", "users held", "Hit rate so far", "Evictions so far",
+        "Users served over time", "Longest wait of the answers"})
     EXPECT_NE(page.find(part), std::string::npos) << part;
 }
 
@@ -142,7 +147,7 @@ TEST(Simulate, BlocksSayWhatConversationsSay) {
 
 TEST(Simulate, BadTracesAreRefused) {
   const auto fails = [](const std::vector<std::string>& parts, const std::string& text) {
-    EXPECT_TRUE(refused(parts, [&] { read(text); })) << text;
+    EXPECT_TRUE(refused(parts, [&] { read(text); })) << text.substr(0, 200);
   };
   const auto own = [](const std::string& user, const std::string& at = "1",
                       const std::string& more = "") {
@@ -161,6 +166,12 @@ TEST(Simulate, BadTracesAreRefused) {
   fails({"\"at\" must be a number from 0 to 1e+07, got 1e+300"}, own("5", "1e300"));
   fails({"\"at\" must be a number from 0", "got -1"}, own("5", "-1"));
   fails({"unknown key \"colour\""}, own("5", "1", ", \"colour\": 3"));
+  fails({"\"at\" is there twice"}, own("5", "1", ", \"at\": 1"));
+  fails({count + "\"" + std::string(39, 'x') + "..."}, own("\"" + std::string(1000, 'x') + "\""));
+  // So deep that a recursion into it would exceed the stack.
+  const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
+  fails({count + "a list"}, own(deep));
+  fails({"unknown key \"deep\""}, own("5", "1", ", \"deep\": " + deep));
   fails({"has no \"answer_tokens\""},
         "{\"at\": 1, \"conversation\": 0, \"system\": 0, "
         "\"system_tokens\": 8, \"user_tokens\": 5}");
@@ -182,6 +193,31 @@ TEST(Simulate, BadTracesAreRefused) {
   fails({"line 2 of test has no \"timestamp\""}, mooncake("5", "[1]") + own("5"));
   fails({"is not a JSON object"}, "[1]");
   fails({"has no requests"}, "\n");
+  std::string none = own("5");
+  none.replace(none.find("\"system\": 0"), 11, "\"system\": -0");
+  EXPECT_EQ(read(none)[0].system, 0u);
+  std::istringstream folder(own("5"));
+  folder.setstate(std::ios::badbit);
+  EXPECT_TRUE(throws_error(ErrorCode::io, {"trace: a folder cannot be read"},
+                           [&] { tools::read_trace(folder, "a folder"); }));
+  EXPECT_TRUE(refused({"10000 conversations a second for 86400 s are 8.64e+08, at most 1e+06"},
+                      [&] { bench::make_trace({.seconds = 86400, .per_second = 10000}); }));
+}
+
+TEST(Simulate, OptionsAreRefusedByTheNamesOfTheCommand) {
+  const auto fails = [](const std::vector<std::string>& parts, const auto& change) {
+    SimulateOptions options = modelled();
+    change(options);
+    EXPECT_TRUE(refused(parts, [&] { bench::check(options); }));
+  };
+  fails({"--page must be a multiple of 8 from 8 to 1024, got 12"},
+        [](SimulateOptions& o) { o.page_tokens = 12; });
+  fails({"--kv-gbps must be 0 or from 0.001", "got 1e-300"},
+        [](SimulateOptions& o) { o.kv_gbps = 1e-300; });
+  fails({"--memory of 0 MiB holds no page: 64 tokens of 4 layers in f16 have 1048576 bytes"},
+        [](SimulateOptions& o) { o.memory = 1000; });
+  fails({"--memory of 1073741824 MiB holds 1073741824 pages", "at most 33554431"},
+        [](SimulateOptions& o) { o.memory = uint64_t{1} << 50; });
 }
 
 }  // namespace

@@ -49,12 +49,11 @@ TEST(Count, RefusesWithTheTextAsTyped) {
                            "18446744073709551616",
                            "18014398509481984k",
                            "17592186044416M"}) {
-    EXPECT_TRUE(refused({"from 1 to 2147483647", "got \"" + std::string(text) + "\""}, [&] {
-      parse_count(text);
-    })) << text;
+    EXPECT_REFUSED(("from 1 to 2147483647", "got \"" + std::string(text) + "\""), parse_count(text))
+        << text;
   }
-  EXPECT_TRUE(refused({"from 0 to 8, got \"9\""}, [] { parse_count("9", {0, 8}); }));
-  EXPECT_TRUE(refused({"from 3 to 8, got \"2\""}, [] { parse_count("2", {3, 8}); }));
+  EXPECT_REFUSED(("from 0 to 8, got \"9\""), parse_count("9", {0, 8}));
+  EXPECT_REFUSED(("from 3 to 8, got \"2\""), parse_count("2", {3, 8}));
 }
 
 TEST(Seconds, AreFromAMillisecondToAMinute) {
@@ -62,9 +61,7 @@ TEST(Seconds, AreFromAMillisecondToAMinute) {
   EXPECT_EQ(parse_seconds("0.001"), 0.001);
   EXPECT_EQ(parse_seconds("60"), 60);
   for (const char* text : {"", "0", "-1", "60.5", "nan", "inf", "1s", "one"}) {
-    EXPECT_TRUE(refused({"seconds", "got \"" + std::string(text) + "\""}, [&] {
-      parse_seconds(text);
-    })) << text;
+    EXPECT_REFUSED(("seconds", "got \"" + std::string(text) + "\""), parse_seconds(text)) << text;
   }
 }
 
@@ -72,8 +69,7 @@ TEST(List, HasNoGaps) {
   EXPECT_EQ(parse_list("1k"), std::vector<std::string>{"1k"});
   EXPECT_EQ(parse_list("a,b,c"), (std::vector<std::string>{"a", "b", "c"}));
   for (const char* text : {"", ",", "a,", ",a", "a,,b"}) {
-    EXPECT_TRUE(refused({"list", "got \"" + std::string(text) + "\""}, [&] { parse_list(text); }))
-        << text;
+    EXPECT_REFUSED(("list", "got \"" + std::string(text) + "\""), parse_list(text)) << text;
   }
 }
 
@@ -85,10 +81,9 @@ TEST(Format, IsOneNameOrTwo) {
     }
   }
   EXPECT_EQ(format_pair("tq8/tq8"), (bench::FormatPair{KvFormat::tq8, KvFormat::tq8}));
-  EXPECT_TRUE(refused({"\"tq88\"", "did you mean tq8?", "There are f32, f16"},
-                      [] { format_pair("tq88"); }));
+  EXPECT_REFUSED(("\"tq88\"", "did you mean tq8?", "There are f32, f16"), format_pair("tq88"));
   for (const char* text : {"", "/", "tq8/", "/tq4", "tq8/tq4/tq2", "tq8 ", "int8"})
-    EXPECT_TRUE(refused({"no cache format"}, [&] { format_pair(text); })) << text;
+    EXPECT_REFUSED(("no cache format"), format_pair(text)) << text;
 }
 
 TEST(EditDistance, CountsEdits) {
@@ -120,10 +115,10 @@ TEST(DidYouMean, SaysWhatIsNear) {
 
 TEST(DidYouMean, RefusalsNameAll) {
   const std::vector<std::string> names = {"one", "three"};
-  EXPECT_TRUE(refused({"no number \"thre\"; did you mean three? There are one, three"},
-                      [&] { bench::refuse_name("no number", "thre", names); }));
-  EXPECT_TRUE(refused({"no number \"nine million\"; there are one, three"},
-                      [&] { bench::refuse_name("no number", "nine million", names); }));
+  EXPECT_REFUSED(("no number \"thre\"; did you mean three? There are one, three"),
+                 bench::refuse_name("no number", "thre", names));
+  EXPECT_REFUSED(("no number \"nine million\"; there are one, three"),
+                 bench::refuse_name("no number", "nine million", names));
 }
 
 }  // namespace

@@ -120,6 +120,19 @@ typedef struct gyre_attention_merge_inputs {
 GYRE_API gyre_status gyre_attention_merge(gyre_encoder* encoder,
                                           const gyre_attention_merge_inputs* inputs);
 
+typedef struct gyre_attention_types {
+  uint64_t size;
+  gyre_dtype q;      // 0: f32
+  gyre_kv_format k;  // 0: f16
+  gyre_kv_format v;  // 0: f16
+  gyre_dtype out;    // 0: f32
+  int32_t paged;
+  int32_t latent;
+} gyre_attention_types;
+
+GYRE_API gyre_status gyre_supports_attention(const gyre_device* device,
+                                             const gyre_attention_types* types, int32_t* supported);
+
 // What a cache and a batch attend with.
 typedef struct gyre_attend_inputs {
   uint64_t size;

@@ -14,7 +14,7 @@ extern "C" {
 #define GYRE_ABI_VERSION 2
 
 GYRE_API uint32_t gyre_abi_version(void);  // of the library: compare it with GYRE_ABI_VERSION
-GYRE_API const char* gyre_version(void);   // of the library: "0.1.0"
+GYRE_API const char* gyre_version(void);   // of the library: "0.2.0"
 
 typedef int32_t gyre_status;
 enum {

@@ -41,8 +41,9 @@ GYRE_API gyre_status gyre_custom_kernel_create(const gyre_custom_code* code,
                                                gyre_custom_kernel** kernel);
 // What was recorded goes on.
 GYRE_API void gyre_custom_kernel_destroy(gyre_custom_kernel* kernel);
-GYRE_API gyre_status gyre_custom_kernel_supports(const gyre_custom_kernel* kernel,
-                                                 const gyre_device* device, int32_t* yes);
+GYRE_API gyre_status gyre_supports_custom_kernel(const gyre_device* device,
+                                                 const gyre_custom_kernel* kernel,
+                                                 int32_t* supported);
 
 typedef struct gyre_custom_call {
   uint64_t size;

@@ -56,27 +56,6 @@ GYRE_API gyre_status gyre_device_trim(const gyre_device* device);
 GYRE_API gyre_status gyre_device_wait(const gyre_device* device);
 GYRE_API gyre_status gyre_device_stream(const gyre_device* device, uint64_t* stream);
 
-GYRE_API gyre_status gyre_device_supports_kv_copy(const gyre_device* device, gyre_dtype source,
-                                                  gyre_dtype cache, int32_t* supported);
-GYRE_API gyre_status gyre_device_supports_rope(const gyre_device* device, gyre_dtype x,
-                                               gyre_dtype out, int32_t* supported);
-GYRE_API gyre_status gyre_device_supports_kv_quantize(const gyre_device* device, gyre_dtype source,
-                                                      gyre_kv_format format, int32_t* supported);
-
-typedef struct gyre_attention_types {
-  uint64_t size;
-  gyre_dtype q;      // 0: f32
-  gyre_kv_format k;  // 0: f16
-  gyre_kv_format v;  // 0: f16
-  gyre_dtype out;    // 0: f32
-  int32_t paged;
-  int32_t reserved;
-} gyre_attention_types;
-
-GYRE_API gyre_status gyre_device_supports_attention(const gyre_device* device,
-                                                    const gyre_attention_types* types,
-                                                    int32_t* supported);
-
 typedef int32_t gyre_trace_format;
 enum { GYRE_TRACE_TEXT = 0, GYRE_TRACE_TABLE = 1, GYRE_TRACE_CHROME = 2 };
 

@@ -13,19 +13,11 @@ GYRE_API gyre_status gyre_encoder_size(const gyre_encoder* encoder, uint32_t* co
 GYRE_API gyre_status gyre_encoder_barriers(const gyre_encoder* encoder, uint32_t* barriers);
 GYRE_API gyre_status gyre_encoder_clear(gyre_encoder* encoder);
 
-// `fence` may be NULL for submit and replay: the work goes on, nobody waits for it.
+// `fence` may be NULL for submit: the work goes on, nobody waits for it.
 GYRE_API gyre_status gyre_encoder_submit(gyre_encoder* encoder, gyre_fence** fence);
 GYRE_API gyre_status gyre_encoder_submit_on(gyre_encoder* encoder, uint64_t stream,
                                             gyre_fence** fence);
 GYRE_API gyre_status gyre_encoder_instantiate(gyre_encoder* encoder, gyre_graph** graph);
-
-GYRE_API gyre_status gyre_graph_replay(const gyre_graph* graph, gyre_fence** fence);
-GYRE_API gyre_status gyre_graph_size(const gyre_graph* graph, uint32_t* commands);
-GYRE_API void gyre_graph_destroy(gyre_graph* graph);
-
-GYRE_API gyre_status gyre_fence_wait(const gyre_fence* fence);
-GYRE_API gyre_status gyre_fence_done(const gyre_fence* fence, int32_t* done);
-GYRE_API void gyre_fence_destroy(gyre_fence* fence);
 
 #ifdef __cplusplus
 }

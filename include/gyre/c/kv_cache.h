@@ -3,7 +3,7 @@
 #include "gyre/c/attention.h"
 #include "gyre/c/base.h"
 #include "gyre/c/calibration.h"
-#include "gyre/c/rope.h"
+#include "gyre/c/rope_append.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -110,25 +110,6 @@ GYRE_API gyre_status gyre_kv_cache_fork(const gyre_kv_cache* cache, gyre_encoder
                                         uint64_t capacity, gyre_kv_cache** fork);
 GYRE_API gyre_status gyre_kv_cache_save(const gyre_kv_cache* cache, const char* path);
 GYRE_API gyre_status gyre_kv_cache_load(gyre_kv_cache* cache, const char* path);
-
-// What the header of a snapshot says; no more of the file is read.
-typedef struct gyre_kv_snapshot_info {
-  uint64_t size;
-  uint64_t version;
-  uint64_t kv_heads;  // this and the next two: 0 where layers differ
-  uint64_t head_dim;
-  uint64_t v_head_dim;
-  uint64_t capacity;
-  uint64_t layer_count;
-  uint64_t step_tokens;
-  uint64_t length;
-  uint64_t file_bytes;
-  uint64_t calibration;  // which calibration the rows were written with; 0: none
-} gyre_kv_snapshot_info;
-
-GYRE_API gyre_status gyre_kv_snapshot_inspect(const char* path, gyre_kv_snapshot_info* info);
-// Reads the whole file and refuses one with a single wrong bit.
-GYRE_API gyre_status gyre_kv_snapshot_verify(const char* path);
 
 #ifdef __cplusplus
 }

@@ -26,9 +26,9 @@ typedef struct gyre_model_shape {
   int32_t no_rope;
   int32_t norm;
   int32_t tree_mask;
-  int32_t no_cache;  // no KvCache will be used
-  int32_t no_batch;  // no KvBatch will be used
-  int32_t reserved;
+  int32_t no_cache;   // no KvCache will be used
+  int32_t no_batch;   // no KvBatch will be used
+  int32_t use_pages;  // kv_write and attention over pages that an engine owns
 } gyre_model_shape;
 
 typedef struct gyre_prepare_progress {
@@ -43,10 +43,10 @@ typedef struct gyre_prepare_progress {
 
 // `progress` may be NULL; it is called in this thread, after each kernel. `kernels`, which may be
 // NULL, becomes how many the model needs.
-GYRE_API gyre_status gyre_device_prepare(const gyre_device* device, const gyre_model_shape* shape,
-                                         void (*progress)(const gyre_prepare_progress* so_far,
-                                                          void* context),
-                                         void* context, uint64_t* kernels);
+GYRE_API gyre_status gyre_prepare(const gyre_device* device, const gyre_model_shape* shape,
+                                  void (*progress)(const gyre_prepare_progress* so_far,
+                                                   void* context),
+                                  void* context, uint64_t* kernels);
 
 #ifdef __cplusplus
 }

@@ -2,33 +2,11 @@
 
 #include "gyre/c/base.h"
 #include "gyre/c/calibration.h"
+#include "gyre/c/write.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef int32_t gyre_cache_kind;
-enum { GYRE_LINEAR = 0, GYRE_RING = 1 };
-
-typedef struct gyre_kv_range {
-  uint64_t size;
-  uint64_t position;
-  uint64_t source_begin;
-  uint64_t tokens;  // if has_tokens, else all from source_begin
-  int32_t has_tokens;
-  gyre_cache_kind cache;
-} gyre_kv_range;
-
-typedef struct gyre_kv_copy_inputs {
-  uint64_t size;
-  const gyre_tensor* k;
-  const gyre_tensor* k_cache;
-  const gyre_tensor* v;
-  const gyre_tensor* v_cache;
-} gyre_kv_copy_inputs;
-
-GYRE_API gyre_status gyre_kv_copy(gyre_encoder* encoder, const gyre_kv_copy_inputs* inputs,
-                                  const gyre_kv_range* options);
 
 typedef struct gyre_kv_quantize_inputs {
   uint64_t size;
@@ -82,6 +60,9 @@ typedef struct gyre_hadamard_options {
 
 GYRE_API gyre_status gyre_hadamard(gyre_encoder* encoder, const gyre_hadamard_inputs* inputs,
                                    const gyre_hadamard_options* options);
+
+GYRE_API gyre_status gyre_supports_kv_quantize(const gyre_device* device, gyre_dtype source,
+                                               gyre_kv_format format, int32_t* supported);
 
 #ifdef __cplusplus
 }

@@ -79,31 +79,8 @@ typedef struct gyre_norm_rope_options {
 GYRE_API gyre_status gyre_norm_rope(gyre_encoder* encoder, const gyre_norm_rope_inputs* inputs,
                                     const gyre_norm_rope_options* options);
 
-typedef struct gyre_rope_append_inputs {
-  uint64_t size;
-  const gyre_tensor* q;
-  const gyre_tensor* q_out;
-  const gyre_tensor* k;
-  const gyre_tensor* v;
-  const gyre_tensor* positions;
-  const gyre_tensor* q_weight;
-  const gyre_tensor* k_weight;
-  const gyre_tensor* frequencies;
-  const gyre_tensor* factors;
-} gyre_rope_append_inputs;
-
-typedef struct gyre_rope_append_options {
-  uint64_t size;
-  const gyre_rope_options* rope;  // NULL: the defaults, unless no_rope
-  const gyre_rope_norm* norm;     // NULL: no norm
-  int32_t no_rope;                // the norm alone, no positions
-  int32_t reserved;
-} gyre_rope_append_options;
-
-// Into pages; gyre_kv_cache_rope_append and gyre_kv_batch_rope_append do it for a cache or a batch.
-GYRE_API gyre_status gyre_rope_append(gyre_encoder* encoder, const gyre_rope_append_inputs* inputs,
-                                      const gyre_kv_pages* pages, const gyre_tensor* slots,
-                                      const gyre_rope_append_options* options);
+GYRE_API gyre_status gyre_supports_rope(const gyre_device* device, gyre_dtype x, gyre_dtype out,
+                                        int32_t* supported);
 
 typedef int32_t gyre_rope_type;
 enum {

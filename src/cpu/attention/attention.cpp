@@ -1,5 +1,5 @@
 // attention on the CPU: one cache, or several sequences in pages. A task is a share of the work
-// tiles: up to 64 rows of one KV head of a sequence, and all of their keys or a piece of them.
+// tiles: up to 64 rows of one KV head of a sequence, and all of their keys or a split of them.
 #include "abi/attention.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ struct RowTarget {
     const uint64_t token = work.token(row), head = work.head(row), lse = args[arg_lse];
     if (p.partial == abi::kAttentionStates)
       return StoreState(state_of_row, values, work.v_dim(), state(args[arg_out], work, row, 0));
-    // As it comes back from memory: a sequence in one piece and one in several, of which one has
+    // As it comes back from memory: a sequence in one split and one in several, of which one has
     // keys, give the same bits.
     state_of_row.max = state_of_row.max * kLn2 * kLog2E;
     StoreRow<Out>(state_of_row, values, work.v_dim(),
@@ -67,38 +67,38 @@ struct RowTarget {
   }
 };
 
-// Pieces of a sequence's keys, whose states meet in scratch memory.
-class Pieces {
+// Splits of a sequence's keys, whose states meet in scratch memory.
+class Splits {
  public:
-  Pieces(const abi::AttentionParams& p, uint64_t sequences, uint64_t max_query_length,
+  Splits(const abi::AttentionParams& p, uint64_t sequences, uint64_t max_query_length,
          uint64_t scratch)
       : layout_{sequences, p.kv_heads, p.splits,
                 decode_rows(max_query_length, p.group, p.latent != 0),
                 StateFloats(abi::attention_out_dim(p))},
         scratch_(pointer<float>(scratch)) {}
 
-  float* state(const Sequence& s, uint64_t head, uint64_t piece, uint32_t row) const {
-    return scratch_ + layout_.state(s.index, head, piece, row);
+  float* state(const Sequence& s, uint64_t head, uint64_t split, uint32_t row) const {
+    return scratch_ + layout_.state(s.index, head, split, row);
   }
 
-  // Whether all pieces are there, now that one more is. True once, and then the next command may
+  // Whether all splits are there, now that one more is. True once, and then the next command may
   // count anew.
   bool complete(const Sequence& s, uint64_t head) const {
     // Not std::atomic_ref: the C++ library of Xcode 15, which macOS 14 has, is without.
     uint32_t* const counter =
         reinterpret_cast<uint32_t*>(scratch_) + layout_.counter(s.index, head);
-    if (__atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) != s.pieces.count) return false;
+    if (__atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) != s.splits.count) return false;
     __atomic_store_n(counter, 0u, __ATOMIC_RELAXED);
     return true;
   }
 
   SoftmaxState merge(const Sequence& s, uint64_t head, uint32_t row, float* values) const {
-    return MergeStates(state(s, head, 0, row), s.pieces.count, layout_.piece_floats(),
+    return MergeStates(state(s, head, 0, row), s.splits.count, layout_.split_floats(),
                        layout_.state_floats - 2, values);
   }
 
  private:
-  PieceScratch layout_;
+  SplitScratch layout_;
   float* scratch_;
 };
 
@@ -111,70 +111,70 @@ class Command {
         prompts_decode_(Decode::takes_prompts(p)),
         batch_(p, args, prompts_decode_),
         target_{p, args},
-        pieces_(p, batch_.sequences(),
+        splits_(p, batch_.sequences(),
                 p.table.page_tokens != 0 ? p.table.max_query_length : p.tokens, args[arg_partial]) {
   }
 
   void run(uint32_t task, uint32_t tasks) {
     ForItems(batch_, task, tasks, [&](const Sequence& s, uint64_t item) {
-      const uint64_t tile = item % s.row_tiles, piece = item / s.row_tiles % s.pieces.count;
-      run_item(s, item / s.row_tiles / s.pieces.count, tile, piece);
+      const uint64_t tile = item % s.row_tiles, split = item / s.row_tiles % s.splits.count;
+      run_item(s, item / s.row_tiles / s.splits.count, tile, split);
     });
   }
 
  private:
-  void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t piece) {
+  void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t split) {
     if (task_ended()) return;
-    WorkTile work = make_work(s, kv_head, tile * s.tile_rows, s.pieces[piece]);
+    WorkTile work = make_work(s, kv_head, tile * s.tile_rows, s.splits[split]);
     // A sequence with a wrong entry shows it in all rows: each tile of a prompt looks at all of
-    // them, each piece at its own, and the merge spreads what one found.
-    const bool valid = s.valid && batch_.holds(s, s.prompt ? s.pieces.all : s.pieces[piece]);
+    // them, each split at its own, and the merge spreads what one found.
+    const bool valid = s.valid && batch_.holds(s, s.prompt ? s.splits.all : s.splits[split]);
     if (!valid) {
       alignas(64) float values[abi::kKvMaxHeadDim];
       constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
       for (uint32_t r = 0; r < work.rows; ++r) {
         std::fill_n(values, work.v_dim(), kNaN);
-        finish_row(s, work, piece, r, {kNaN, kNaN}, values);
+        finish_row(s, work, split, r, {kNaN, kNaN}, values);
       }
     } else {
       LoadQueries<Q>(work, args_[arg_q]);
       if (s.prompt && !prompts_decode_) {
-        run_kernel<Prefill>(s, work, piece);
+        run_kernel<Prefill>(s, work, split);
       } else {
-        run_kernel<Decode>(s, work, piece);
+        run_kernel<Decode>(s, work, split);
       }
     }
-    if (p_.partial == abi::kAttentionPartial || s.pieces.count == 1) return;
-    if (pieces_.complete(s, kv_head)) merge_pieces(s, work);
+    if (p_.partial == abi::kAttentionPartial || s.splits.count == 1) return;
+    if (splits_.complete(s, kv_head)) merge_splits(s, work);
   }
 
   template <class Kernel>
-  void run_kernel(const Sequence& s, WorkTile& work, uint64_t piece) {
+  void run_kernel(const Sequence& s, WorkTile& work, uint64_t split) {
     Kernel kernel(work);
     if (!kernel.run()) return;
     alignas(64) float values[abi::kKvMaxHeadDim];
     for (uint32_t r = 0; r < work.rows; ++r) {
       kernel.read_row(r, values);
       Restore(work.v.layout->format, work.v_dim(), values);
-      finish_row(s, work, piece, r, work.state[r], values);
+      finish_row(s, work, split, r, work.state[r], values);
     }
   }
 
-  void finish_row(const Sequence& s, const WorkTile& work, uint64_t piece, uint32_t row,
+  void finish_row(const Sequence& s, const WorkTile& work, uint64_t split, uint32_t row,
                   const SoftmaxState& state, float* values) const {
     if (p_.partial == abi::kAttentionPartial) {
-      StoreState(state, values, work.v_dim(), target_.state(args_[arg_partial], work, row, piece));
-    } else if (s.pieces.count > 1) {
-      StoreState(state, values, work.v_dim(), pieces_.state(s, work.kv_head, piece, row));
+      StoreState(state, values, work.v_dim(), target_.state(args_[arg_partial], work, row, split));
+    } else if (s.splits.count > 1) {
+      StoreState(state, values, work.v_dim(), splits_.state(s, work.kv_head, split, row));
     } else {
       target_.store(work, row, state, values);
     }
   }
 
-  void merge_pieces(const Sequence& s, const WorkTile& work) const {
+  void merge_splits(const Sequence& s, const WorkTile& work) const {
     alignas(64) float values[abi::kKvMaxHeadDim];
     for (uint32_t r = 0; r < work.rows; ++r) {
-      const SoftmaxState state = pieces_.merge(s, work.kv_head, r, values);
+      const SoftmaxState state = splits_.merge(s, work.kv_head, r, values);
       target_.store(work, r, state, values);
     }
   }
@@ -211,7 +211,7 @@ class Command {
   bool prompts_decode_;
   Batch batch_;
   RowTarget<Out> target_;
-  Pieces pieces_;
+  Splits splits_;
 };
 
 template <class Q, class Out>
@@ -275,23 +275,23 @@ std::string describe_attention(uint64_t spec) {
          (of_prompt(v_format) ? ", weights of 8 bits" : "");
 }
 
-// Counters of pieces, which a list that was ended early leaves anywhere.
+// Counters of splits, which a list that was ended early leaves anywhere.
 void reset_attention(const void* params, const uint64_t* args) {
   constexpr auto kScratch = static_cast<size_t>(abi::AttentionArg::arg_partial);
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   if (p.splits <= 1 || p.partial == abi::kAttentionPartial || args[kScratch] == 0) return;
   const uint64_t sequences = p.table.page_tokens != 0 ? p.table.sequences : 1;
-  const PieceScratch layout{sequences, p.kv_heads, p.splits, 0, 0};
+  const SplitScratch layout{sequences, p.kv_heads, p.splits, 0, 0};
   std::fill_n(pointer<uint32_t>(args[kScratch]), layout.counters(), 0u);
 }
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
-  constexpr uint64_t kMostOfBatch = 64;  // each reads the numbers of all sequences
-  constexpr uint64_t kSmall = 1 << 16;   // products that are not worth waking a thread for
+  constexpr uint64_t kMaxBatchTasks = 64;  // each reads the numbers of all sequences
+  constexpr uint64_t kSmall = 1 << 16;     // products that are not worth waking a thread for
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const bool paged = p.table.page_tokens != 0;
   const uint64_t rows = p.tokens * p.group, tiles = (rows + kTileRows - 1) / kTileRows;
-  const uint64_t decode_rows = most_decode_rows(p.group, p.latent != 0);
+  const uint64_t decode_rows = max_decode_rows(p.group, p.latent != 0);
   // Lengths are on the device: caches may be as long as they can.
   const uint64_t keys =
       paged ? p.table.max_kv_length : (p.places.body_capacity != 0 ? p.capacity : p.length);
@@ -299,7 +299,7 @@ uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {
   if (products < kSmall) return 1;
   const uint64_t each = p.kv_heads * p.splits;
   if (paged)
-    return static_cast<uint32_t>(std::min((p.table.sequences + tiles) * each, kMostOfBatch));
+    return static_cast<uint32_t>(std::min((p.table.sequences + tiles) * each, kMaxBatchTasks));
   const bool cut = p.partial == abi::kAttentionPartial || rows <= decode_rows;
   const uint64_t items = tiles * (cut ? each : p.kv_heads);
   return task_count(items, items);

@@ -24,8 +24,8 @@ namespace gyre::cpu::HWY_NAMESPACE {
 using enum abi::AttentionArg;
 using KeyRange = abi::RowBounds<int64_t>;
 
-// Keys cut into pieces, `keys` each and counted from `first`.
-struct KeyPieces {
+// Keys cut into splits, `keys` each and counted from `first`.
+struct KeySplits {
   KeyRange all;
   int64_t first, keys;
   uint64_t count;
@@ -43,7 +43,7 @@ struct Sequence {
   abi::RowMask<int64_t> mask;
   const int32_t* table;  // its row; null: no pages
   bool valid, prompt;
-  KeyPieces pieces;
+  KeySplits splits;
   uint64_t row_tiles, tile_rows;  // of a KV head
 };
 
@@ -54,14 +54,14 @@ class Batch {
       : p_(p), args_(args), prompts_decode_(prompts_decode) {}
 
   uint64_t sequences() const { return paged() ? p_.table.sequences : 1; }
-  uint64_t items(const Sequence& s) const { return p_.kv_heads * s.pieces.count * s.row_tiles; }
+  uint64_t items(const Sequence& s) const { return p_.kv_heads * s.splits.count * s.row_tiles; }
 
   // About nanoseconds.
   double cost_of_item(const Sequence& s) const {
-    const auto keys = static_cast<double>(s.pieces.all.end - s.pieces.all.begin);
+    const auto keys = static_cast<double>(s.splits.all.end - s.splits.all.begin);
     const auto rows = static_cast<double>(s.tokens * p_.group) / static_cast<double>(s.row_tiles);
     const double of_key = s.prompt && !prompts_decode_ ? 16 * rows : 20 + 5 * rows;
-    return 200 + keys / static_cast<double>(s.pieces.count) * of_key;
+    return 200 + keys / static_cast<double>(s.splits.count) * of_key;
   }
 
   Sequence at(uint64_t index) const {
@@ -84,13 +84,13 @@ class Batch {
       prompt =
           args_[arg_is_prefill] != 0 && pointer<const uint8_t>(args_[arg_is_prefill])[index] != 0;
     }
-    s.prompt = prompt || s.tokens * p_.group > most_decode_rows(p_.group, p_.latent != 0);
+    s.prompt = prompt || s.tokens * p_.group > max_decode_rows(p_.group, p_.latent != 0);
     const bool taken = abi::attention_takes(p_.phase, s.tokens, p_.group, prompt);
     if (s.tokens == 0 || !taken) return s;  // no tiles, no items
     s.tile_rows = tile_rows(s);
     s.row_tiles = (s.tokens * p_.group + s.tile_rows - 1) / s.tile_rows;
     s.mask = mask_of(s, length);
-    s.pieces = pieces_of(s);
+    s.splits = splits_of(s);
     return s;
   }
 
@@ -112,7 +112,7 @@ class Batch {
   // bits depend on it.
   uint64_t tile_rows(const Sequence& s) const {
     constexpr uint64_t kEnough = 64;
-    if (p_.latent != 0 && !s.prompt) return kMostRows;
+    if (p_.latent != 0 && !s.prompt) return kMaxRows;
     uint64_t rows = s.prompt && prompts_decode_ ? attention_kernels().prompt_rows : kTileRows;
     while (rows > kTileRows && s.tokens * p_.group * p_.kv_heads < kEnough * rows) rows /= 2;
     return rows;
@@ -131,31 +131,31 @@ class Batch {
     return mask;
   }
 
-  KeyPieces pieces_of(const Sequence& s) const {
+  KeySplits splits_of(const Sequence& s) const {
     const auto& mask = s.mask;
     const int64_t first = paged() ? 0 : static_cast<int64_t>(p_.first_key);
     const int64_t last = paged() ? mask.length : static_cast<int64_t>(p_.end_key);
-    KeyPieces pieces{};
-    pieces.count = 1;
-    pieces.all = {abi::row_bounds<int64_t>(mask, 0, first, last).begin,
+    KeySplits splits{};
+    splits.count = 1;
+    splits.all = {abi::row_bounds<int64_t>(mask, 0, first, last).begin,
                   abi::row_bounds<int64_t>(mask, mask.tokens - 1, first, last).end};
     if (p_.partial == abi::kAttentionPartial) {  // as the caller of attention_partial wants them
-      pieces.all = {first, last};
-      pieces.first = first;
-      pieces.keys = static_cast<int64_t>(p_.split_keys);
-      pieces.count = p_.splits;
-      return pieces;
+      splits.all = {first, last};
+      splits.first = first;
+      splits.keys = static_cast<int64_t>(p_.split_keys);
+      splits.count = p_.splits;
+      return splits;
     }
-    const auto begin = static_cast<uint64_t>(pieces.all.begin);
-    const auto end = static_cast<uint64_t>(pieces.all.end);
+    const auto begin = static_cast<uint64_t>(splits.all.begin);
+    const auto end = static_cast<uint64_t>(splits.all.end);
     if (!s.prompt && p_.splits > 1 && end - begin > kCut.fewest_keys) {
-      const abi::AttentionPieces cut =
-          abi::attention_pieces(kCut, static_cast<uint64_t>(mask.length), begin, end);
-      pieces.keys = static_cast<int64_t>(cut.keys);
-      pieces.first = static_cast<int64_t>(cut.first * cut.keys);
-      pieces.count = cut.end - cut.first;
+      const abi::AttentionSplits cut =
+          abi::sequence_splits(kCut, static_cast<uint64_t>(mask.length), begin, end);
+      splits.keys = static_cast<int64_t>(cut.keys);
+      splits.first = static_cast<int64_t>(cut.first * cut.keys);
+      splits.count = cut.end - cut.first;
     }
-    return pieces;
+    return splits;
   }
 
   const abi::AttentionParams& p_;
@@ -164,7 +164,7 @@ class Batch {
 };
 
 // Calls take(sequence, item) for the items of a task: an equal share of the cost of all. An item is
-// a row tile of a KV head and one piece of the keys, tiles running fastest: neighbours share keys.
+// a row tile of a KV head and one split of the keys, tiles running fastest: neighbours share keys.
 template <class Take>
 void ForItems(const Batch& batch, uint32_t task, uint32_t tasks, const Take& take) {
   constexpr uint64_t kSome = 4096;  // sequences, within a millisecond

@@ -93,6 +93,10 @@ class Decode {
       : work_(work), rotary_(work), paths_(PathsOf(*work.params, work.prompt && splits())) {
     value_blocks_ = PaddedBlocks(work_.v_dim(), 8);
     prepare_queries();
+    // Padding of keys meets zeros of the queries; memory checkers want it to have been written.
+    if (paths_.k == KvPath::padded_levels)
+      std::fill_n(work_.scratch->levels,
+                  size_t{kBlockKeys} * LevelsStride(work_.k_dim(), queries_.row_levels), int8_t{0});
   }
 
   bool run() {
@@ -129,17 +133,17 @@ class Decode {
   void prepare_queries() {
     const bool levels = paths_.k == KvPath::levels || paths_.k == KvPath::padded_levels ||
                         paths_.k == KvPath::packed;
-    const uint32_t multiple = levels ? attention_kernels().byte_step : 8;
-    queries_.blocks = PaddedBlocks(work_.k_dim(), multiple);
+    const AttentionKernels& kernels = attention_kernels();
+    const uint32_t step = work_.rows <= kernels.dot_rows ? 16 : kernels.byte_step;
+    queries_.blocks = PaddedBlocks(work_.k_dim(), levels ? step : 8);
     const uint32_t last = queries_.blocks.count - 1;
     queries_.row_levels = queries_.blocks.begin[last] + queries_.blocks.size[last];
     std::fill_n(queries_.scale, work_.rows, 1.0f);
     q_stride_ = work_.k_dim();
     if (levels) {
-      RoundQueries(work_, attention_kernels().query_layout, queries_);
-      if (attention_kernels().arrange_queries != nullptr)
-        attention_kernels().arrange_queries(work_.scratch->operand, work_.rows,
-                                            queries_.row_levels);
+      RoundQueries(work_, kernels.query_layout, queries_);
+      if (kernels.arrange_queries != nullptr)
+        kernels.arrange_queries(work_.scratch->operand, work_.rows, queries_.row_levels);
       return;
     }
     if (paths_.k == KvPath::split)

@@ -1,4 +1,4 @@
-// The end of a row: states of its pieces are merged, the sink joins its softmax, values are divided
+// The end of a row: states of its splits are merged, the sink joins its softmax, values are divided
 // by the sum and written.
 
 #if defined(GYRE_CPU_ATTENTION_EPILOGUE_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -29,7 +29,7 @@ HWY_INLINE void StoreState(const SoftmaxState& state, const float* values, uint6
   to[head_dim + 1] = state.sum;
 }
 
-// A state without keys is none, whatever it holds.
+// A state without keys does not count, whatever it holds.
 HWY_INLINE SoftmaxState LoadState(const float* from, uint64_t head_dim) {
   if (from[head_dim + 1] == 0) return {};
   return {from[head_dim] * kLog2E, from[head_dim + 1]};
@@ -62,11 +62,11 @@ struct RowOutput {
 // Merges a sink, one more logit whose value is 0. Returns the rescale factor of the row's values.
 HWY_INLINE float MergeSink(const float* sink_logits, uint64_t head, SoftmaxState& state) {
   if (sink_logits == nullptr) return 1.0f;
-  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kMax = std::numeric_limits<float>::max();
   float sink = sink_logits[head];
-  if (std::isfinite(sink)) sink = std::clamp(sink * kLog2E, -kMost, kMost);
+  if (std::isfinite(sink)) sink = std::clamp(sink * kLog2E, -kMax, kMax);
   if (sink == kMinusInfinity) return 1.0f;
-  return state.merge({sink, 1.0f}).mine;
+  return state.merge({sink, 1.0f}).own;
 }
 
 // Divides by the softmax's denominator, the sink included, and writes.

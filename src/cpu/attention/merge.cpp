@@ -1,5 +1,4 @@
 // attention_merge on the CPU: the partial states of a row's splits become its output.
-#include <algorithm>
 
 #include "abi/attention.h"
 #include "cpu/kernels.h"

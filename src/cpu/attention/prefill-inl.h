@@ -130,9 +130,9 @@ class Prefill {
     score(block, rows, work_.scratch->rotary_queries(), work_.rotary_dim(), true);
   }
 
-  // Dot products of keys and queries of n coordinates; `more`: added to those that are there.
+  // Dot products of keys and queries of n coordinates; `adds`: added to those that are there.
   void score(const KeyBlock& block, const float* keys, const float* q, uint32_t n,
-             bool more) const {
+             bool adds) const {
     const DW d;
     const auto step = static_cast<uint32_t>(kMicroVectors * hn::Lanes(d));
     for (uint32_t r = 0; r < width(); r += step) {
@@ -142,7 +142,7 @@ class Prefill {
         for (uint32_t k = 0; k < kMicroRows; ++k) {
           for (uint32_t j = 0; j < kMicroVectors; ++j)
             c[k][j] =
-                more ? hn::LoadU(d, scores + size_t{k} * kWidth + j * hn::Lanes(d)) : hn::Zero(d);
+                adds ? hn::LoadU(d, scores + size_t{k} * kWidth + j * hn::Lanes(d)) : hn::Zero(d);
         }
         const float* const a = keys + size_t{key} * n;
         const float* const b = q + r;
@@ -167,13 +167,13 @@ class Prefill {
     const float cap = work_.params->soft_cap;
     const auto caps = hn::Set(d, cap);
     const auto scale = hn::Set(d, work_.params->scale), to_base2 = hn::Set(d, kLog2E);
-    const auto both = hn::Mul(scale, to_base2);
+    const auto factor = hn::Mul(scale, to_base2);
     for (uint32_t key = 0; key < block.lanes(); ++key) {
       float* const logits = work_.scratch->logits + size_t{key} * kWidth;
       for (uint32_t r = 0; r < width(); r += lanes) {
         auto x = hn::Load(d, logits + r);
         if (work_.plain()) {
-          x = hn::Mul(x, both);
+          x = hn::Mul(x, factor);
         } else {
           x = hn::Mul(x, scale);
           if (cap > 0) x = SoftCap(x, caps);

@@ -1,5 +1,5 @@
 // What attention works on at a time: a work tile is up to 64 rows of one KV head, of a prompt up to
-// kMostRows, and a range of keys. Both kernels, for few rows (decode-inl.h) and for many
+// kMaxRows, and a range of keys. Both kernels, for few rows (decode-inl.h) and for many
 // (prefill-inl.h), take one.
 
 #if defined(GYRE_CPU_ATTENTION_PROBLEM_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -21,24 +21,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-constexpr uint32_t kMostLatentDim = 512, kMostRotaryDim = 128;
+constexpr uint32_t kMaxLatentDim = 512, kMaxRotaryDim = 128;
 
 // Too much for the stacks some callers have: the executor's.
 struct AttentionScratch {
-  alignas(64) float q[kMostRows * abi::kKvMaxHeadDim];
-  alignas(64) float acc[kMostRows * abi::kKvMaxHeadDim];
+  alignas(64) float q[kMaxRows * abi::kKvMaxHeadDim];
+  alignas(64) float acc[kMaxRows * abi::kKvMaxHeadDim];
   alignas(64) float kv[kBlockKeys * abi::kKvMaxHeadDim];  // a block's keys or values, unpacked
   alignas(64) uint8_t values[kValueScratchBytes];         // a block's values as a kernel keeps them
   alignas(64) float logits[kTileRows * kBlockKeys];
-  alignas(64) int8_t operand[2 * kMostRows * kPaddedHeadDim];
+  alignas(64) int8_t operand[2 * kMaxRows * kPaddedHeadDim];
   alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
 
-  // Latent attention has at most kMostLatentDim coordinates of K and V; its rotary part lies behind
+  // Latent attention has at most kMaxLatentDim coordinates of K and V; its rotary part lies behind
   // them.
-  float* rotary_queries() { return q + kMostRows * (abi::kKvMaxHeadDim - kMostRotaryDim); }
-  float* rotary_keys() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - kMostRotaryDim); }
-  float* rotary_rows() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - 2 * kMostRotaryDim); }
-  int8_t* value_tiles() { return levels + kBlockKeys * (kPaddedHeadDim - kMostLatentDim); }
+  float* rotary_queries() { return q + kMaxRows * (abi::kKvMaxHeadDim - kMaxRotaryDim); }
+  float* rotary_keys() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - kMaxRotaryDim); }
+  float* rotary_rows() { return kv + kBlockKeys * (abi::kKvMaxHeadDim - 2 * kMaxRotaryDim); }
+  int8_t* value_tiles() { return levels + kBlockKeys * (kPaddedHeadDim - kMaxLatentDim); }
 };
 
 static_assert(sizeof(AttentionScratch) == kAttentionScratchBytes);
@@ -76,15 +76,15 @@ struct WorkTile {
   uint64_t first_row;    // among the sequence's rows of the KV head
   uint32_t rows;
   bool prompt;
-  int64_t first_key, last_key;  // of the piece
+  int64_t first_key, last_key;  // of the split
   AttentionScratch* scratch;
 
   // Per row: keys that it sees, unless the tree hides them, and its softmax so far.
   abi::RowMask<int64_t> mask;
-  abi::RowBounds<int64_t> bounds[kMostRows];
-  int64_t position[kMostRows];
-  float slope[kMostRows];
-  SoftmaxState state[kMostRows];
+  abi::RowBounds<int64_t> bounds[kMaxRows];
+  int64_t position[kMaxRows];
+  float slope[kMaxRows];
+  SoftmaxState state[kMaxRows];
 
   uint64_t group() const { return params->heads / params->kv_heads; }
   uint64_t own_token(uint32_t row) const { return (first_row + row) / group(); }
@@ -128,12 +128,12 @@ struct WorkTile {
     const AttentionKernels& kernels = attention_kernels();
     BlockWalk walk(*params, table, bounds[0].begin, bounds[rows - 1].end);
     KeyBlock block;
-    for (bool more = walk.next(block); more;) {
+    for (bool found = walk.next(block); found;) {
       if (task_ended()) return false;
       if (kernels.enter != nullptr) kernels.enter();
-      for (uint32_t i = 0; i < kBlocksAtATime && more; ++i) {
+      for (uint32_t i = 0; i < kBlocksAtATime && found; ++i) {
         take(block);
-        more = walk.next(block);
+        found = walk.next(block);
       }
       if (kernels.leave != nullptr) kernels.leave();
     }

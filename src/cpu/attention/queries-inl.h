@@ -37,14 +37,14 @@ inline ScaleBlocks PaddedBlocks(uint32_t head_dim, uint32_t multiple) {
 struct QueryOperand {
   ScaleBlocks blocks;
   uint32_t row_levels = 0;  // levels of a row of K, padding included
-  float scale[kMostRows];   // what scores of a row are multiplied by
-  int32_t sums[kMostRows * abi::kKvMaxScales];
+  float scale[kMaxRows];    // what scores of a row are multiplied by
+  int32_t sums[kMaxRows * abi::kKvMaxScales];
 };
 
 // Splits queries into two bf16: of each four coordinates hi, then lo, lifted.
 inline void SplitQueries(const WorkTile& work) {
   static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kDecodeRows * abi::kKvMaxHeadDim);
-  static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kMostRows * kMostLatentDim);
+  static_assert(sizeof(AttentionScratch::operand) >= size_t{4} * kMaxRows * kMaxLatentDim);
   const hn::CappedTag<float, 4> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const hn::Rebind<uint16_t, decltype(d)> d16;
@@ -62,8 +62,8 @@ inline void SplitQueries(const WorkTile& work) {
     const auto nearest = cut(hn::Add(bits, half));
     const auto hi = hn::IfThenElse(hn::IsFinite(nearest), nearest, cut(bits));
     const auto nan = hn::IfThenElseZero(hn::IsNaN(q), hn::NaN(d));
-    const auto rest = hn::IfThenElseZero(hn::IsFinite(q), hn::Sub(q, hi));
-    const auto lo = hn::BitCast(du, hn::Mul(rest, hn::Set(d, kBf16Lift)));
+    const auto remainder = hn::IfThenElseZero(hn::IsFinite(q), hn::Sub(q, hi));
+    const auto lo = hn::BitCast(du, hn::Mul(remainder, hn::Set(d, kBf16Lift)));
     store(hn::Or(hi, nan), to + 2 * i);
     store(hn::BitCast(d, hn::Add(lo, half)), to + 2 * i + 4);
   }
@@ -72,13 +72,13 @@ inline void SplitQueries(const WorkTile& work) {
 // The largest magnitude of a query's coordinates; NaN if one is not finite.
 HWY_INLINE float LargestMagnitude(const float* q, uint32_t count) {
   const DF d;
-  auto top = hn::Zero(d), not_finite = hn::Zero(d);
+  auto largest_lanes = hn::Zero(d), not_finite = hn::Zero(d);
   for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(d))) {
     const auto x = hn::LoadU(d, q + i);
-    top = hn::Max(top, hn::Abs(x));
+    largest_lanes = hn::Max(largest_lanes, hn::Abs(x));
     not_finite = hn::Add(not_finite, hn::Sub(x, x));  // NaN unless finite
   }
-  return hn::GetLane(hn::MaxOfLanes(d, top)) + hn::GetLane(hn::SumOfLanes(d, not_finite));
+  return hn::GetLane(hn::MaxOfLanes(d, largest_lanes)) + hn::GetLane(hn::SumOfLanes(d, not_finite));
 }
 
 // Stores four coordinates of a row's operand, from coordinate `at` on.
@@ -101,8 +101,8 @@ HWY_INLINE void StoreQuery(V q, QueryLayout layout, uint32_t row_levels, int8_t*
 
 // Rounds queries to integers of 16 bits, and adds them up for kernels whose levels have a bias.
 inline void RoundQueries(const WorkTile& work, QueryLayout layout, QueryOperand& operand) {
-  constexpr float kTinyQuery = 0x1p-110f;   // below, the inverse of a step would overflow
-  constexpr float kMost = 127.0f * 256.0f;  // so that hi fits into a byte
+  constexpr float kTinyQuery = 0x1p-110f;  // below, the inverse of a step would overflow
+  constexpr float kMax = 127.0f * 256.0f;  // so that hi fits into a byte
   const hn::CappedTag<float, 4> d;
   const hn::RebindToSigned<decltype(d)> di;
   const abi::KvScaleBlocks scales = abi::kv_scale_blocks(work.k_dim());
@@ -114,8 +114,8 @@ inline void RoundQueries(const WorkTile& work, QueryLayout layout, QueryOperand&
     const float magnitude = LargestMagnitude(q, work.k_dim());
     const bool finite = !std::isnan(magnitude);
     const float largest = std::max(finite ? magnitude : 0.0f, kTinyQuery);
-    operand.scale[r] = finite ? largest / kMost : magnitude;
-    const auto inverse = hn::Set(d, finite ? kMost / largest : 0.0f);
+    operand.scale[r] = finite ? largest / kMax : magnitude;
+    const auto inverse = hn::Set(d, finite ? kMax / largest : 0.0f);
     int8_t* const row = work.scratch->operand + size_t{2} * r * row_levels;
     for (uint32_t b = 0; b < scales.count; ++b) {
       auto sum = hn::Zero(di);

@@ -64,7 +64,7 @@ inline float Exp2One(float x) { return x == kMinusInfinity ? 0.0f : std::exp2(x)
 
 // What two merged states' accumulated values are multiplied by before they are added.
 struct MergeWeights {
-  float mine, other;
+  float own, other;
 };
 
 // A row's softmax so far: the largest base-2 logit, and the sum of 2^(logit - max).
@@ -86,12 +86,12 @@ struct SoftmaxState {
 
   MergeWeights merge(const SoftmaxState& other) {
     if (other.sum == 0) return {1.0f, 0.0f};  // no key was seen there
-    const float mine = raise(other.max);
+    const float own = raise(other.max);
     // Both maxima -inf and a sum that is not 0: the other's logits were all NaN, and so is its sum.
     const bool none = other.max == kMinusInfinity && max == kMinusInfinity;
     const float weight = none ? other.sum : Exp2One(other.max - max);
     sum += weight * other.sum;
-    return {mine, weight};
+    return {own, weight};
   }
 
   // Natural logarithm of the sum of exp(logit); -inf if no key was seen.
@@ -110,9 +110,10 @@ HWY_INLINE float FoldLogits(float* HWY_RESTRICT logits, uint32_t count, float fa
     for (uint32_t i = 0; i < 8; i += static_cast<uint32_t>(hn::Lanes(eight)))
       hn::Store(hn::Set(eight, kMinusInfinity), eight, logits + count + i);
   }
-  auto top = hn::Set(d, kMinusInfinity);
-  for (uint32_t i = 0; i < count; i += lanes) top = hn::Max(top, hn::Load(d, logits + i));
-  const float rescale = state.raise(hn::GetLane(hn::MaxOfLanes(d, top)) * factor);
+  auto max_lanes = hn::Set(d, kMinusInfinity);
+  for (uint32_t i = 0; i < count; i += lanes)
+    max_lanes = hn::Max(max_lanes, hn::Load(d, logits + i));
+  const float rescale = state.raise(hn::GetLane(hn::MaxOfLanes(d, max_lanes)) * factor);
   const auto reference = hn::Set(d, state.reference());
   const auto factors = hn::Set(d, factor);
   for (uint32_t i = 0; i < count; i += lanes) {

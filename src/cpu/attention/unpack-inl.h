@@ -43,8 +43,8 @@ inline uint32_t LevelsStride(uint32_t head_dim, uint32_t row_bytes) {
   return std::max(row_bytes, UnpackedStride(head_dim));
 }
 
-// Levels of K, every scale block padded to its size in `padded` with anything, as queries are with
-// zeros: rows LevelsStride() apart.
+// Levels of K, every scale block padded to its size in `padded` with what is there, as queries are
+// with zeros: rows LevelsStride() apart.
 HWY_INLINE void UnpackBlockLevels(const HeadView& cache, const KeyBlock& block,
                                   const ScaleBlocks& padded, uint32_t stride, int8_t* levels) {
   const uint32_t unpadded = UnpackedStride(cache.layout->head_dim);

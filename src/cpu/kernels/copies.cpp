@@ -27,7 +27,7 @@ void write_words(const void* params, const uint64_t* args, uint32_t /*task*/,
     const uint32_t begin = p.buffer[2 * run + 1];
     const uint32_t end = run + 1 < p.runs ? p.buffer[2 * run + 3] : p.words;
     uint32_t* const at = to + p.buffer[2 * run];
-    for (uint32_t i = begin; i < end; ++i) at[i - begin] = p.buffer[abi::kWordsWriteMost - 1 - i];
+    for (uint32_t i = begin; i < end; ++i) at[i - begin] = p.buffer[abi::kMaxWordsWrite - 1 - i];
   }
 }
 

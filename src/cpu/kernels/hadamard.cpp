@@ -2,7 +2,6 @@
 // a share of the rows.
 #include "abi/hadamard.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 

@@ -1,5 +1,6 @@
-// A row becomes a calibrated row: docs/kv_formats.md, "Calibrated rows". Up to four chains run side
-// by side, a lane each: the one that makes p, and those of gains.
+// A row becomes a calibrated row: docs/kv_formats.md, "Calibrated rows". Scale blocks are coded one
+// after the other. Up to four chains run side by side, a lane each: the one that makes p, and those
+// of gains.
 
 #if defined(GYRE_CPU_KV_CALIBRATED_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef GYRE_CPU_KV_CALIBRATED_INL_H
@@ -25,7 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
 constexpr uint32_t kChains = 4;
-constexpr uint32_t kBlock = 16;  // coordinates whose feedback is finished together
+constexpr uint32_t kGroup = 16;  // coordinates whose feedback is finished together
 
 // What one head's rows are calibrated with; null: not given.
 struct HeadCalibration {
@@ -38,18 +39,31 @@ struct HeadCalibration {
   uint32_t gain_count;
 };
 
-// A row on its way. Levels and what is left of a coordinate, (t - L), are stored by chain.
+// A row on its way, and the scale block that is being coded. Levels and what is left of a
+// coordinate, (t - L), are stored by chain.
 struct CalibratedWork {
-  alignas(64) float y[abi::kKvMostCalibratedDim];
-  alignas(64) float b[abi::kKvMostCalibratedDim];
-  alignas(64) float z[abi::kKvMostCalibratedDim];
-  alignas(64) float w[abi::kKvMostCalibratedDim];
-  alignas(64) float p[abi::kKvMostCalibratedDim];
-  alignas(64) float m[abi::kKvMostCalibratedDim];
-  alignas(64) float best[abi::kKvMostCalibratedDim];  // levels of the gain that is kept
-  alignas(64) float errors[abi::kKvMostCalibratedDim][kChains];
-  alignas(64) float levels[kChains][abi::kKvMostCalibratedDim];
-  alignas(64) float rests[kChains][abi::kKvMostCalibratedDim];
+  alignas(64) float y[abi::kKvMaxCalibratedDim];
+  alignas(64) float b[abi::kKvMaxCalibratedDim];
+  alignas(64) float z[abi::kKvMaxCalibratedDim];  // of blocks that are coded: their errors
+  alignas(64) float w[abi::kKvMaxCalibratedDim];
+  alignas(64) float m[abi::kKvMaxCalibratedDim];
+  alignas(64) float carried[abi::kKvMaxCalibratedDim];  // what errors of the blocks before add
+  alignas(64) float p[abi::kKvScaleBlock];
+  alignas(64) float best[abi::kKvScaleBlock];  // levels of the gain that is kept
+  alignas(64) float errors[abi::kKvScaleBlock][kChains];
+  alignas(64) float levels[kChains][abi::kKvScaleBlock];
+  alignas(64) float residuals[kChains][abi::kKvScaleBlock];
+};
+
+// A scale block of a row.
+struct ScaleBlock {
+  uint32_t n;             // coordinates
+  uint32_t row_n;         // of the row: from row to row of the factor
+  const float* factor;    // where the block's rows and columns meet; null: not given
+  const float* diagonal;  // null: not given
+  const float* carried;   // null: nothing
+  const float* w;
+  float* z;
 };
 
 HWY_INLINE void RotateRow(const float* HWY_RESTRICT b, uint32_t n, float* HWY_RESTRICT z) {
@@ -88,8 +102,8 @@ HWY_INLINE VHadamard NearestLevel(VHadamard t) {
     const auto whole = hn::Ceil(hn::Sub(t, hn::Set(d, 0.5f)));
     return hn::Min(hn::Max(whole, hn::Set(d, -127.0f)), hn::Set(d, 127.0f));
   } else {
-    constexpr float kTop = 1u << (kBits - 1);
-    const auto whole = hn::Min(hn::Max(hn::Ceil(t), hn::Set(d, 1.0f - kTop)), hn::Set(d, kTop));
+    constexpr float kUpper = 1u << (kBits - 1);
+    const auto whole = hn::Min(hn::Max(hn::Ceil(t), hn::Set(d, 1.0f - kUpper)), hn::Set(d, kUpper));
     return hn::Sub(whole, hn::Set(d, 0.5f));
   }
 }
@@ -114,8 +128,8 @@ HWY_INLINE VInt CodeOfLevel(VHadamard level) {
   } else if constexpr (kBits == 8) {
     return hn::ConvertTo(di, level);
   } else {
-    constexpr int32_t kTop = 1 << (kBits - 1);
-    return hn::Add(hn::ConvertTo(di, hn::Add(level, hn::Set(d, 0.5f))), hn::Set(di, kTop - 1));
+    constexpr int32_t kUpper = 1 << (kBits - 1);
+    return hn::Add(hn::ConvertTo(di, hn::Add(level, hn::Set(d, 0.5f))), hn::Set(di, kUpper - 1));
   }
 }
 
@@ -135,18 +149,24 @@ inline constexpr float kLevelUnit = abi::kv_has_magnitudes(kFormat) ? 2.0f
                                     : abi::kv_bits(kFormat) == 8    ? 1.0f
                                                                     : 0.5f;
 
-// What the errors of coordinates before `first` add to the block from there on, by chain.
-HWY_INLINE void FeedBlock(const float* HWY_RESTRICT factor,
-                          const float (*HWY_RESTRICT errors)[kChains], uint32_t n, uint32_t first,
-                          float (&fed)[kChains][kBlock]) {
+// What the errors of coordinates before `first` add to the kGroup from there on, by chain.
+HWY_INLINE void FeedGroup(const ScaleBlock& block, const float (*HWY_RESTRICT errors)[kChains],
+                          const float (&gains)[kChains], uint32_t first,
+                          float (&fed)[kChains][kGroup]) {
   const DCalibrated d;
-  constexpr size_t kLanes = hn::MaxLanes(d), kAtOnce = kBlock / kLanes;
+  constexpr size_t kLanes = hn::MaxLanes(d), kAtOnce = kGroup / kLanes;
   hn::Vec<DCalibrated> sum[kChains][kAtOnce];
   for (auto& chain : sum)
     for (auto& v : chain) v = hn::Zero(d);
-  const float* at = factor + first;
-  for (uint32_t j = 0; j < first; ++j, at += n) {
-    __builtin_prefetch(at + kBlock);  // the next block's
+  if (block.carried != nullptr) {
+    for (size_t k = 0; k < kAtOnce; ++k) {
+      const auto carried = hn::Load(d, block.carried + first + k * kLanes);
+      for (uint32_t c = 0; c < kChains; ++c) sum[c][k] = hn::Mul(carried, hn::Set(d, gains[c]));
+    }
+  }
+  const float* at = block.factor + first;
+  for (uint32_t j = 0; j < first; ++j, at += block.row_n) {
+    __builtin_prefetch(at + kGroup);  // the next group's
     for (size_t k = 0; k < kAtOnce; ++k) {
       const auto row = hn::LoadU(d, at + k * kLanes);
       for (uint32_t c = 0; c < kChains; ++c)
@@ -157,51 +177,53 @@ HWY_INLINE void FeedBlock(const float* HWY_RESTRICT factor,
     for (size_t k = 0; k < kAtOnce; ++k) hn::Store(sum[c][k], d, fed[c] + k * kLanes);
 }
 
-// The coordinates of a block one after the other. first_lane: 1 if lane 0 makes p and rounds
+// The coordinates of a group one after the other. first_lane: 1 if lane 0 makes p and rounds
 // nothing.
 template <uint32_t kFormat>
-HWY_INLINE void CodeBlock(const float* HWY_RESTRICT factor, uint32_t n, uint32_t first,
-                          VHadamard gains, uint32_t first_lane, float (&fed)[kChains][kBlock],
+HWY_INLINE void CodeGroup(const ScaleBlock& block, uint32_t first, VHadamard gains,
+                          uint32_t first_lane, float (&fed)[kChains][kGroup],
                           CalibratedWork& work) {
   const DHadamard d;
   const auto rounds = hn::Ge(hn::Iota(d, 0.0f), hn::Set(d, static_cast<float>(first_lane)));
-  VHadamard add[kBlock], level[kBlock], rest[kBlock];
-  for (uint32_t i = 0; i < kBlock; i += 4) {
+  const float* const HWY_RESTRICT factor = block.factor;
+  const size_t n = block.row_n;
+  VHadamard add[kGroup], level[kGroup], residual[kGroup];
+  for (uint32_t i = 0; i < kGroup; i += 4) {
     for (uint32_t c = 0; c < 4; ++c) add[i + c] = hn::Load(d, fed[c] + i);
     Transpose4(add[i], add[i + 1], add[i + 2], add[i + 3]);
   }
-  for (uint32_t i = 0; i < kBlock; ++i) {
-    const auto v = hn::Mul(hn::Set(d, work.z[first + i]), gains);
+  for (uint32_t i = 0; i < kGroup; ++i) {
+    const auto v = hn::Mul(hn::Set(d, block.z[first + i]), gains);
     const auto t = hn::Add(v, add[i]);
     level[i] = hn::IfThenElseZero(rounds, NearestLevel<kFormat>(t));
     const auto error = hn::Sub(v, level[i]);
-    rest[i] = hn::Sub(t, level[i]);
+    residual[i] = hn::Sub(t, level[i]);
     hn::Store(error, d, work.errors[first + i]);
     if (factor == nullptr) continue;
     const float* const row = factor + size_t{first + i} * n + first;
-    __builtin_prefetch(row + kBlock);
-    __builtin_prefetch(row + size_t{kBlock} * (n + 1));
-    for (uint32_t j = i + 1; j < kBlock; ++j)
+    __builtin_prefetch(row + kGroup);
+    __builtin_prefetch(row + size_t{kGroup} * (n + 1));
+    for (uint32_t j = i + 1; j < kGroup; ++j)
       add[j] = FusedMulAdd(d, hn::Set(d, row[j]), error, add[j]);
   }
-  for (uint32_t i = 0; i < kBlock; i += 4) {
+  for (uint32_t i = 0; i < kGroup; i += 4) {
     Transpose4(level[i], level[i + 1], level[i + 2], level[i + 3]);
-    Transpose4(rest[i], rest[i + 1], rest[i + 2], rest[i + 3]);
+    Transpose4(residual[i], residual[i + 1], residual[i + 2], residual[i + 3]);
     for (uint32_t c = 0; c < 4; ++c) {
       hn::Store(level[i + c], d, work.levels[c] + first + i);
-      hn::Store(rest[i + c], d, work.rests[c] + first + i);
+      hn::Store(residual[i + c], d, work.residuals[c] + first + i);
     }
   }
 }
 
 template <uint32_t kFormat>
-HWY_INLINE void RunChains(const float* factor, uint32_t n, const float (&gains)[kChains],
+HWY_INLINE void RunChains(const ScaleBlock& block, const float (&gains)[kChains],
                           uint32_t first_lane, CalibratedWork& work) {
-  alignas(64) float fed[kChains][kBlock] = {};
+  alignas(64) float fed[kChains][kGroup] = {};
   const auto gain = hn::LoadU(DHadamard(), gains);
-  for (uint32_t first = 0; first < n; first += kBlock) {
-    if (factor != nullptr) FeedBlock(factor, work.errors, n, first, fed);
-    CodeBlock<kFormat>(factor, n, first, gain, first_lane, fed, work);
+  for (uint32_t first = 0; first < block.n; first += kGroup) {
+    if (block.factor != nullptr) FeedGroup(block, work.errors, gains, first, fed);
+    CodeGroup<kFormat>(block, first, gain, first_lane, fed, work);
   }
 }
 
@@ -211,14 +233,14 @@ struct BestGain {
   float score = 0;
   float sum_pm = 0;
 
-  void Try(const HeadCalibration& calibration, uint32_t n, uint32_t chain, float gain,
-           CalibratedWork& work) {
-    const float* const rest = work.rests[chain];
-    if (calibration.diagonal != nullptr) {
+  void Try(const ScaleBlock& block, uint32_t chain, float gain, CalibratedWork& work) {
+    const uint32_t n = block.n;
+    const float* const residual = work.residuals[chain];
+    if (block.diagonal != nullptr) {
       for (uint32_t i = 0; i < n; ++i)
-        work.m[i] = work.p[i] * gain - rest[i] * calibration.diagonal[i];
+        work.m[i] = work.p[i] * gain - residual[i] * block.diagonal[i];
     } else {
-      for (uint32_t i = 0; i < n; ++i) work.m[i] = work.p[i] * gain - rest[i];
+      for (uint32_t i = 0; i < n; ++i) work.m[i] = work.p[i] * gain - residual[i];
     }
     const float pm = SumProducts(work.p, work.m, n), mm = SumProducts(work.m, work.m, n);
     const float fit = (pm * pm) / mm;
@@ -232,8 +254,8 @@ struct BestGain {
 
 // Levels of the best gain to work.best; the first four chains make p, too.
 template <uint32_t kFormat>
-HWY_INLINE BestGain ChooseLevels(const HeadCalibration& calibration, uint32_t n, float factor,
-                                 CalibratedWork& work) {
+HWY_INLINE BestGain ChooseLevels(const HeadCalibration& calibration, const ScaleBlock& block,
+                                 float factor, CalibratedWork& work) {
   BestGain best;
   for (uint32_t done = 0; done < calibration.gain_count;) {
     const uint32_t first_lane = done == 0 ? 1 : 0;
@@ -241,12 +263,11 @@ HWY_INLINE BestGain ChooseLevels(const HeadCalibration& calibration, uint32_t n,
     float gains[kChains] = {1.0f, 1.0f, 1.0f, 1.0f};
     for (uint32_t c = 0; c < count; ++c)
       gains[first_lane + c] = factor * calibration.gains[done + c];
-    RunChains<kFormat>(calibration.factor, n, gains, first_lane, work);
-    for (uint32_t i = 0; i < n && first_lane == 1; ++i)
-      work.p[i] =
-          calibration.diagonal != nullptr ? work.rests[0][i] * calibration.diagonal[i] : work.z[i];
+    RunChains<kFormat>(block, gains, first_lane, work);
+    for (uint32_t i = 0; i < block.n && first_lane == 1; ++i)
+      work.p[i] = block.diagonal != nullptr ? work.residuals[0][i] * block.diagonal[i] : block.z[i];
     for (uint32_t c = 0; c < count; ++c)
-      best.Try(calibration, n, first_lane + c, gains[first_lane + c], work);
+      best.Try(block, first_lane + c, gains[first_lane + c], work);
     done += count;
   }
   return best;
@@ -263,6 +284,15 @@ HWY_INLINE float LargestOf(const float* HWY_RESTRICT x, uint32_t n) {
   return std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest)));
 }
 
+// z - scale x, rounded once.
+HWY_INLINE void SubtractScaled(const float* HWY_RESTRICT x, float scale, uint32_t n,
+                               float* HWY_RESTRICT z) {
+  const DHadamard d;
+  const auto minus = hn::Set(d, -scale);
+  for (uint32_t i = 0; i < n; i += 4)
+    hn::Store(FusedMulAdd(d, hn::Load(d, x + i), minus, hn::Load(d, z + i)), d, z + i);
+}
+
 inline uint16_t ScaleBits(float scale, float power) {
   const float scaled = scale * 0x1p31f * power;
   uint32_t bits;
@@ -271,35 +301,65 @@ inline uint16_t ScaleBits(float scale, float power) {
   return static_cast<uint16_t>((bits + 0x3FFFu + (bits >> 15 & 1)) >> 15);
 }
 
-// Codes and scale of work.b. w: see step 3.
+inline void StoreScale(uint32_t n, uint32_t block, uint16_t scale, uint8_t* row) {
+  std::memcpy(row + abi::kv_calibrated_scale(n) + block * sizeof scale, &scale, sizeof scale);
+}
+
+// Steps 4 to 8 of a scale block, whose z becomes what the codes leave.
 template <uint32_t kFormat>
-HWY_INLINE uint16_t CodeRow(const HeadCalibration& calibration, uint32_t n, bool is_v, float power,
-                            CalibratedWork& work, uint8_t* codes) {
-  RotateRow(work.b, n, work.z);
-  const float* w = work.z;
-  if (!is_v && calibration.inverse != nullptr) {
-    MultiplyRows<1>(calibration.inverse, work.y, 0, n, work.m);
-    RotateRow(work.m, n, work.w);
-    w = work.w;
-  }
-  const float sum = SumProducts(work.z, work.z, n);
+HWY_INLINE uint16_t CodeScaleBlock(const HeadCalibration& calibration, const ScaleBlock& block,
+                                   bool is_v, float power, CalibratedWork& work, uint8_t* codes) {
+  const uint32_t n = block.n;
+  const float sum = SumProducts(block.z, block.z, n);
   if (sum == 0 || !std::isfinite(sum)) {
     std::memset(codes, static_cast<int>(abi::kv_zero_code(kFormat)), n);
+    std::memset(block.z, 0, n * sizeof(float));
     return sum == 0 ? uint16_t{0} : abi::kKvScaleNaN;
   }
   const float root = abi::kv_has_magnitudes(kFormat)
                          ? std::sqrt(sum * (1.0f / static_cast<float>(n)))
-                         : LargestOf(work.z, n);
+                         : LargestOf(block.z, n);
   const BestGain best =
-      ChooseLevels<kFormat>(calibration, n, abi::kv_codec(kFormat).gain / root, work);
-  const float above = is_v ? SumProducts(work.p, work.p, n) : SumProducts(work.z, w, n);
-  const float below = is_v ? best.sum_pm : SumProducts(work.best, w, n);
+      ChooseLevels<kFormat>(calibration, block, abi::kv_codec(kFormat).gain / root, work);
+  const float above = is_v ? SumProducts(work.p, work.p, n) : SumProducts(block.z, block.w, n);
+  const float below = is_v ? best.sum_pm : SumProducts(work.best, block.w, n);
   const float ratio = above > 0 && below > 0
                           ? above / below
                           : std::sqrt(sum / SumProducts(work.best, work.best, n));
   StoreCodes<kFormat>(work.best, n, codes);
-  const float inverse_root = 1.0f / std::sqrt(static_cast<float>(n));
+  SubtractScaled(work.best, ratio, n, block.z);
+  const float inverse_root = 1.0f / std::sqrt(static_cast<float>(block.row_n));
   return ScaleBits(ratio * kLevelUnit<kFormat> * inverse_root, power);
+}
+
+// Codes and scales of work.b. w: see step 3.
+template <uint32_t kFormat>
+HWY_INLINE void CodeRow(const HeadCalibration& calibration, uint32_t n, bool is_v, float power,
+                        CalibratedWork& work, uint8_t* row) {
+  RotateRow(work.b, n, work.z);
+  const bool has_w = !is_v && calibration.inverse != nullptr;
+  if (has_w) {
+    MultiplyRows<1>(calibration.inverse, work.y, 0, n, work.m);
+    RotateRow(work.m, n, work.w);
+  }
+  const float* const factor = calibration.factor;
+  const uint32_t size = abi::kv_calibrated_block(n);
+  for (uint32_t begin = 0; begin < n; begin += size) {
+    ScaleBlock block{size,          n, nullptr, nullptr, nullptr, (has_w ? work.w : work.z) + begin,
+                     work.z + begin};
+    if (factor != nullptr) {
+      block.factor = factor + size_t{begin} * (n + 1);
+      block.diagonal = calibration.diagonal + begin;
+      if (begin != 0) {
+        MultiplyPanels<1, 64>({factor, begin, n}, work.z, 0, begin, begin + size, work.carried);
+        block.carried = work.carried + begin;
+      }
+    }
+    StoreScale(n, begin / size,
+               CodeScaleBlock<kFormat>(calibration, block, is_v, power, work,
+                                       row + abi::kv_calibrated_codes(n) + begin),
+               row);
+  }
 }
 
 // work.y: the row in f32. Writes a whole calibrated row.
@@ -319,20 +379,17 @@ HWY_NOINLINE void EncodeCalibratedRow(const HeadCalibration& calibration, uint32
   } else {
     std::memcpy(work.b, work.y, n * sizeof(float));
   }
-  auto* const near = reinterpret_cast<Half*>(row);
+  auto* const f16 = reinterpret_cast<Half*>(row);
   if (exponent == 0) {
-    CopyRow(static_cast<const float*>(work.b), near, n);
+    CopyRow(static_cast<const float*>(work.b), f16, n);
   } else {
-    for (uint32_t i = 0; i < n; ++i) near[i] = Half(std::ldexp(work.b[i], exponent));
+    for (uint32_t i = 0; i < n; ++i) f16[i] = Half(std::ldexp(work.b[i], exponent));
   }
-  uint8_t* const codes = row + abi::kv_calibrated_codes(n);
-  uint16_t scale = finite ? uint16_t{0} : abi::kKvScaleNaN;
-  if (finite && largest != 0) {
-    scale = CodeRow<kFormat>(calibration, n, is_v, std::ldexp(1.0f, exponent), work, codes);
-  } else {
-    std::memset(codes, static_cast<int>(abi::kv_zero_code(kFormat)), n);
-  }
-  std::memcpy(row + abi::kv_calibrated_scale(n), &scale, sizeof scale);
+  if (finite && largest != 0)
+    return CodeRow<kFormat>(calibration, n, is_v, std::ldexp(1.0f, exponent), work, row);
+  std::memset(row + abi::kv_calibrated_codes(n), static_cast<int>(abi::kv_zero_code(kFormat)), n);
+  for (uint32_t i = 0; i < n / abi::kv_calibrated_block(n); ++i)
+    StoreScale(n, i, finite ? uint16_t{0} : abi::kKvScaleNaN, row);
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

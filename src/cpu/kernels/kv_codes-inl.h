@@ -192,10 +192,10 @@ HWY_INLINE int32_t EncodeIntegers(const float* HWY_RESTRICT y, size_t n, float i
     if constexpr (kBits == 8) {  // +-127 by the choice of the factor, rounding errors included
       levels = q;
     } else {
-      constexpr int8_t kTop = 1 << (kBits - 1);
-      q = hn::Min(hn::Max(q, hn::Set(ds, int8_t{1 - kTop})), hn::Set(ds, kTop));
+      constexpr int8_t kUpper = 1 << (kBits - 1);
+      q = hn::Min(hn::Max(q, hn::Set(ds, int8_t{1 - kUpper})), hn::Set(ds, kUpper));
       levels = hn::Sub(hn::Add(q, q), hn::Set(ds, int8_t{1}));
-      q = hn::Add(q, hn::Set(ds, int8_t{kTop - 1}));
+      q = hn::Add(q, hn::Set(ds, int8_t{kUpper - 1}));
     }
     return hn::BitCast(DCode(), q);
   };

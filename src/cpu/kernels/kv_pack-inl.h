@@ -67,11 +67,11 @@ HWY_INLINE void PackPlane(const uint8_t* HWY_RESTRICT codes, uint32_t head_dim,
                           HWY_ATTR { return hn::LoadU(d, codes + begin + size_t{16} * field); };
     hn::StoreU(JoinFields<P>(load), d, plane);
   }
-  const uint32_t rest = (head_dim - begin) * P::kBits / 8;
-  for (uint32_t j = 0; j < rest; ++j) {
+  const uint32_t remainder = (head_dim - begin) * P::kBits / 8;
+  for (uint32_t j = 0; j < remainder; ++j) {
     uint32_t byte = 0;
     for (uint32_t field = 0; field < P::kPerByte; ++field) {
-      const uint32_t code = codes[CodePlace(begin + field * rest + j)];
+      const uint32_t code = codes[CodePlace(begin + field * remainder + j)];
       byte |= (code >> P::kShift & P::kMask) << (field * P::kBits);
     }
     plane[j] = static_cast<uint8_t>(byte);
@@ -96,13 +96,13 @@ template <class P>
 HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32_t tokens,
                               uint32_t head_dim, uint8_t* HWY_RESTRICT plane) {
   constexpr uint32_t kBits = P::kBits;
-  uint8_t keep[kBits];
+  uint8_t unwritten[kBits];
   for (uint32_t i = 0; i < kBits; ++i) {
     uint32_t written = 0;
     for (uint32_t field = 0; field < P::kPerByte; ++field) {
       if ((tokens >> (i + field * kBits) & 1) != 0) written |= P::kMask << (field * kBits);
     }
-    keep[i] = static_cast<uint8_t>(~written);
+    unwritten[i] = static_cast<uint8_t>(~written);
   }
   const DCode d;
   // Bytes i of 16 coordinates: tokens i, i + kBits, ...
@@ -112,7 +112,7 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
   };
   alignas(16) uint8_t fresh[16 * kBits];
   alignas(16) uint8_t pattern[16];  // kBits divides 16
-  for (uint32_t j = 0; j < 16; ++j) pattern[j] = keep[j % kBits];
+  for (uint32_t j = 0; j < 16; ++j) pattern[j] = unwritten[j % kBits];
   const auto kept = hn::Load(d, pattern);
   for (uint32_t c = 0; c < head_dim; c += 16) {
     uint8_t* place = plane + size_t{c} * kBits;
@@ -147,7 +147,7 @@ HWY_INLINE void PackTilePlane(const uint8_t* const (&rows)[abi::kKvTile], uint32
       hn::StoreU(bitwise, d, place + j);
     }
     for (; j < bytes; ++j) {
-      const uint8_t mask = keep[j % kBits];
+      const uint8_t mask = unwritten[j % kBits];
       place[j] = static_cast<uint8_t>((place[j] & mask) | (fresh[j] & ~mask));
     }
   }

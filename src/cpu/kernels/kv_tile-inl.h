@@ -192,7 +192,10 @@ inline void StoreCalibratedTile(const abi::KvCacheLayout& cache, const KvTileJob
     for (uint32_t i = 0; i < cache.head_dim; i += 16)
       hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, codes + i), order), d,
                  scratch.rows[slot].codes + i);
-    std::memcpy(&scratch.facts.scales[0][slot], row + abi::kv_calibrated_scale(cache.head_dim), 2);
+    for (uint32_t i = 0; i < job.head->scales.count; ++i)
+      std::memcpy(&scratch.facts.scales[i][slot],
+                  row + abi::kv_calibrated_scale(cache.head_dim) + i * sizeof(uint16_t),
+                  sizeof(uint16_t));
   }
   with_native_format(cache.format, [&](auto format) HWY_ATTR {
     StoreTile<decltype(format)::value>(cache, job, scratch);

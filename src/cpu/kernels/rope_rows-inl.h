@@ -116,13 +116,13 @@ template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
 HWY_INLINE void TurnRows(const RopeShape& p, const RopeFactors& f, const RopeRows<In, Out>& rows,
                          const float* scale) {
   const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, kAdjacent ? 2 : 1> rest;
+  const hn::CappedTag<float, kAdjacent ? 2 : 1> tail;
   const uint64_t lanes = hn::Lanes(d);
   if constexpr (kAdjacent) {
     const uint64_t count = 2 * p.block_pairs;
     uint64_t i = 0;
     for (; i + lanes <= count; i += lanes) TurnAdjacent<kNorm, kRows>(d, f, rows, scale, i);
-    for (; i < count; i += 2) TurnAdjacent<kNorm, kRows>(rest, f, rows, scale, i);
+    for (; i < count; i += 2) TurnAdjacent<kNorm, kRows>(tail, f, rows, scale, i);
   } else {
     for (uint64_t block = 0; block < p.blocks; ++block) {
       const uint64_t first = block * p.block_pairs;
@@ -132,7 +132,7 @@ HWY_INLINE void TurnRows(const RopeShape& p, const RopeFactors& f, const RopeRow
         TurnSplit<kNorm, kRows>(d, f, rows, scale, {first + i, u + i, v + i});
       }
       for (; i < p.block_pairs; ++i) {
-        TurnSplit<kNorm, kRows>(rest, f, rows, scale, {first + i, u + i, v + i});
+        TurnSplit<kNorm, kRows>(tail, f, rows, scale, {first + i, u + i, v + i});
       }
     }
   }

@@ -33,22 +33,28 @@ HWY_INLINE hn::Vec<D> FusedMulAdd(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c)
 
 constexpr uint32_t kRowsAhead = 16;  // of a matrix: columns are too far apart for the prefetcher
 
+// A matrix of some rows, `columns` floats apart. A row is what one coordinate adds.
+struct MatrixRows {
+  const float* at;
+  uint32_t count;
+  uint32_t columns;
+};
+
 // Columns [begin, end), whole panels of kColumns, of kRows rows, `stride` floats apart, times one
-// matrix, whose rows are what a coordinate adds: out[i] is a chain over j.
+// matrix: out[i] is a chain over j.
 template <uint32_t kRows, uint32_t kColumns>
-HWY_INLINE void MultiplyPanels(const float* HWY_RESTRICT matrix, const float* HWY_RESTRICT x,
-                               size_t stride, uint32_t n, uint32_t begin, uint32_t end,
-                               float* HWY_RESTRICT out) {
+HWY_INLINE void MultiplyPanels(const MatrixRows& matrix, const float* HWY_RESTRICT x, size_t stride,
+                               uint32_t begin, uint32_t end, float* HWY_RESTRICT out) {
   const DCalibrated d;
   constexpr size_t kLanes = hn::MaxLanes(d), kAtOnce = kColumns / kLanes;
   for (uint32_t first = begin; first < end; first += kColumns) {
     hn::Vec<DCalibrated> sum[kRows][kAtOnce];
     for (auto& row : sum)
       for (auto& v : row) v = hn::Zero(d);
-    const float* at = matrix + first;
-    for (uint32_t j = 0; j < n; ++j, at += n) {
+    const float* at = matrix.at + first;
+    for (uint32_t j = 0; j < matrix.count; ++j, at += matrix.columns) {
       for (uint32_t line = 0; line < kColumns; line += 16)
-        __builtin_prefetch(at + size_t{kRowsAhead} * n + line);
+        __builtin_prefetch(at + size_t{kRowsAhead} * matrix.columns + line);
       for (size_t k = 0; k < kAtOnce; ++k) {
         const auto m = hn::LoadU(d, at + k * kLanes);
         for (uint32_t r = 0; r < kRows; ++r)
@@ -66,8 +72,8 @@ HWY_NOINLINE void MultiplyRows(const float* HWY_RESTRICT matrix, const float* HW
                                size_t stride, uint32_t n, float* HWY_RESTRICT out) {
   constexpr uint32_t kWide = kRows == 1 ? 64 : 16;
   const uint32_t wide = n / kWide * kWide;
-  MultiplyPanels<kRows, kWide>(matrix, x, stride, n, 0, wide, out);
-  MultiplyPanels<kRows, 16>(matrix, x, stride, n, wide, n, out);
+  MultiplyPanels<kRows, kWide>({matrix, n, n}, x, stride, 0, wide, out);
+  MultiplyPanels<kRows, 16>({matrix, n, n}, x, stride, wide, n, out);
 }
 
 // The documented sum of products: 32 chains, then pairs 16, 8, 4, 2 and 1 apart.

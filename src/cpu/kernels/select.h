@@ -6,7 +6,7 @@
 
 namespace gyre::cpu {
 
-// make(T()) for the type of a float dtype; null for what is none.
+// make(T()) for the type of a float dtype; null for other dtypes.
 template <class Make>
 TaskFn select_float(uint32_t dtype, const Make& make) {
   switch (static_cast<DType>(dtype)) {

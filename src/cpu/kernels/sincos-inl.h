@@ -24,8 +24,8 @@ HWY_INLINE void SinCosOfTurn(D d, hn::Vec<DI> turn, hn::Vec<D>& sine, hn::Vec<D>
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, turn);
   const auto quarter = hn::ShiftRight<30>(hn::Add(bits, hn::Set(du, 0x20000000u)));
-  const auto rest = hn::BitCast(di, hn::Sub(bits, hn::ShiftLeft<30>(quarter)));
-  const auto x = hn::Mul(hn::ConvertTo(d, rest), hn::Set(d, 0x1.921fb6p-30f));  // 2 pi / 2^32
+  const auto remainder = hn::BitCast(di, hn::Sub(bits, hn::ShiftLeft<30>(quarter)));
+  const auto x = hn::Mul(hn::ConvertTo(d, remainder), hn::Set(d, 0x1.921fb6p-30f));  // 2 pi / 2^32
   const auto x2 = hn::Mul(x, x);
   auto s = hn::MulAdd(x2, hn::Set(d, -0x1.98da64p-13f), hn::Set(d, 0x1.1105b4p-7f));
   s = hn::MulAdd(x2, s, hn::Set(d, -0x1.555540p-3f));

@@ -33,7 +33,7 @@ struct BitPlaces {
   alignas(16) uint8_t byte[8 * 16], bit[8 * 16];  // of coordinates that are not there 0
 };
 struct AllBitPlaces {
-  BitPlaces of_bytes[16];  // of a group of so many bytes
+  BitPlaces of_bytes[16];  // by the bytes of a group
 };
 template <uint32_t kBits>
 constexpr AllBitPlaces MakeBitPlaces() {
@@ -89,17 +89,17 @@ HWY_INLINE void UnpackRowPlane(const uint8_t* HWY_RESTRICT plane, uint32_t head_
   [[maybe_unused]] const bool long_row = head_dim >= 64;  // 16 bytes and more in its low plane
   for (; head_dim >= kGroup; head_dim -= kGroup, codes += kGroup, plane += 16)
     unpack(whole, plane, 16, codes);
-  const uint32_t rest = head_dim * kBits / 8;  // the last group: so many bytes
-  if (rest == 0) return;
+  const uint32_t remainder = head_dim * kBits / 8;  // bytes of the last group
+  if (remainder == 0) return;
   if constexpr (kShift != 0) {
-    if (long_row) return UnpackLastBits<kBits, kShift>(plane + rest, rest, codes);
+    if (long_row) return UnpackLastBits<kBits, kShift>(plane + remainder, remainder, codes);
   }
-  if (rest == 8) return unpack(hn::CappedTag<uint8_t, 8>(), plane, 8, codes);
-  if (rest == 4) return unpack(hn::CappedTag<uint8_t, 4>(), plane, 4, codes);
+  if (remainder == 8) return unpack(hn::CappedTag<uint8_t, 8>(), plane, 8, codes);
+  if (remainder == 4) return unpack(hn::CappedTag<uint8_t, 4>(), plane, 4, codes);
   // Zeros after them are overwritten by codes of higher bits, by the next row, or change nothing.
   uint8_t bytes[16] = {};
-  std::memcpy(bytes, plane, rest);
-  unpack(whole, bytes, rest, codes);
+  std::memcpy(bytes, plane, remainder);
+  unpack(whole, bytes, remainder, codes);
 }
 
 // One plane of a tile of V: the bits of coordinate c of a token go to codes[token * stride + c].

@@ -49,7 +49,7 @@ class WriteTargets {
     first_key_ = state.start;
     sink_tokens_ = end > first_key_ ? end - first_key_ : 0;
     sink_runs_ = (sink_tokens_ + abi::kKvTile - 1) / abi::kKvTile;
-    has_near_ = sink_tokens_ != 0 || p.places.tail_capacity != 0;
+    has_f16_ = sink_tokens_ != 0 || p.places.tail_capacity != 0;
   }
 
   // Runs of sink tokens, then tiles. Every token of a list may have a tile.
@@ -63,12 +63,12 @@ class WriteTargets {
     if (p_.pages.slot_bytes == 4) return FindInList<int32_t>(index, found);
     FindInList<int64_t>(index, found);
   }
-  // The token's row among sink tokens and tail, which begin at `near`; null: it has none.
-  Half* NearRow(uint64_t near, uint64_t stream, uint64_t head, uint64_t token) const {
-    if (!has_near_) return nullptr;
+  // The token's row among sink tokens and tail, which begin at `f16`; null: it has none.
+  Half* F16Row(uint64_t f16, uint64_t stream, uint64_t head, uint64_t token) const {
+    if (!has_f16_) return nullptr;
     const uint64_t offset =
-        abi::append_near_offset(p_.places, p_.stream[stream], first_key_ + token, head);
-    return offset == abi::kNoNear ? nullptr : pointer<Half>(near + offset);
+        abi::append_f16_offset(p_.places, p_.stream[stream], first_key_ + token, head);
+    return offset == abi::kNoF16Row ? nullptr : pointer<Half>(f16 + offset);
   }
 
  private:
@@ -113,7 +113,7 @@ class WriteTargets {
   uint64_t where_;
   abi::SlotRun run_{};
   uint64_t first_key_ = 0, sink_tokens_ = 0, sink_runs_ = 0;
-  bool has_near_ = false;
+  bool has_f16_ = false;
 };
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -223,19 +223,19 @@ class Writer {
       job.source[slot] =
           is_rotated ? rotation_.Row(slot, head, heads) : source + token * s.source_token_stride;
       if (token + next_token >= p_.tokens) next_mask &= ~(1u << slot);
-      if (Half* const near = targets_.NearRow(at[3], stream, head, token); near != nullptr)
-        CopyNear(job, slot, s.cache.head_dim, near);
+      if (Half* const f16 = targets_.F16Row(at[3], stream, head, token); f16 != nullptr)
+        CopyF16(job, slot, s.cache.head_dim, f16);
     }
     job.next_mask = next_mask;
     if (found.is_body) WriteTile<Source>(s.cache, job, scratch_);
   }
 
   // A calibrated row begins with the row in f16.
-  static void CopyNear(const KvTileJob& job, uint32_t slot, uint32_t head_dim, Half* near) {
+  static void CopyF16(const KvTileJob& job, uint32_t slot, uint32_t head_dim, Half* f16) {
     if (job.is_calibrated) {
-      CopyRow(reinterpret_cast<const Half*>(job.source[slot]), near, head_dim);
+      CopyRow(reinterpret_cast<const Half*>(job.source[slot]), f16, head_dim);
     } else {
-      CopyRow(reinterpret_cast<const Source*>(job.source[slot]), near, head_dim);
+      CopyRow(reinterpret_cast<const Source*>(job.source[slot]), f16, head_dim);
     }
   }
 

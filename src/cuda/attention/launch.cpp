@@ -16,7 +16,7 @@
 namespace gyre::cuda {
 namespace {
 
-constexpr uint64_t kMostBlocks = (uint64_t{1} << 31) - 1;
+constexpr uint64_t kMaxBlocks = (uint64_t{1} << 31) - 1;
 
 bool is_format(uint32_t format) {
   return format <= static_cast<uint32_t>(KvFormat::bf16) || abi::kv_is_native(format) ||
@@ -28,7 +28,7 @@ PrefillLayout first_plan(const abi::AttentionParams& p, uint32_t budget, uint32_
   const uint64_t rows = prefill_rows(p);
   for (uint32_t i = 0; i < kPrefillLayouts; ++i) {
     const PrefillLayout plan = prefill_layout(p.k, p.v, rows, i);
-    if (plan.total <= (plan.stage_keys == kMostStageKeys ? std::min(fourth, budget) : budget))
+    if (plan.total <= (plan.stage_keys == kMaxStageKeys ? std::min(fourth, budget) : budget))
       return plan;
   }
   return {};
@@ -43,12 +43,12 @@ uint32_t share_of(const CudaLimits& limits, uint32_t blocks) {
 
 // Two blocks side by side if that takes no rows from a block, else whatever fits.
 PrefillLayout plan_of(const abi::AttentionParams& p, const CudaLimits& limits) {
-  const uint32_t most = limits.shared_bytes_per_block;
+  const uint32_t limit = limits.shared_bytes_per_block;
   const auto share = [&](uint32_t blocks) { return share_of(limits, blocks); };
   const PrefillLayout plan = first_plan(p, share(2), share(4));
   const uint64_t rows = prefill_rows(p);
   if (plan.total != 0 && plan.rows == (rows <= 8 ? 8u : 16u)) return plan;
-  return first_plan(p, most, most);
+  return first_plan(p, limit, limit);
 }
 
 // `fits` is false where the kernel's text has no such variant, whatever the GPU.
@@ -64,7 +64,7 @@ DecodeSharedLayout layout_of(const abi::AttentionDecodeSpec& s) {
 }
 
 DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits) {
-  return decode_block(layout, decode_most_warps(layout), limits.shared_bytes_per_block,
+  return decode_block(layout, decode_max_warps(layout), limits.shared_bytes_per_block,
                       share_of(limits, 2) + 1);
 }
 
@@ -106,8 +106,7 @@ Launch launch_attention(const void* params, uint64_t /*spec*/, const CudaLimits&
     blocks = std::min(((rows + plan.rows - 1) / plan.rows + p.table.sequences) * p.kv_heads,
                       std::max<uint64_t>(kAtOnce * limits.multiprocessors, 1));
   }
-  return {
-      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, plan.warps * 32, plan.total};
+  return {{static_cast<uint32_t>(std::min(blocks, kMaxBlocks)), 1, 1}, plan.warps * 32, plan.total};
 }
 
 std::string name_attention_decode(uint64_t spec) {
@@ -182,7 +181,7 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
                       std::max<uint64_t>(limits.multiprocessors, 1));
   }
   return {
-      {static_cast<uint32_t>(std::min(blocks, kMostBlocks)), 1, 1}, layout.threads(), layout.total};
+      {static_cast<uint32_t>(std::min(blocks, kMaxBlocks)), 1, 1}, layout.threads(), layout.total};
 }
 
 std::string name_attention_schedule(uint64_t /*spec*/) { return "gyre::cuda::attention_schedule"; }
@@ -199,7 +198,7 @@ std::string name_attention_merge(uint64_t spec) {
 
 Launch launch_attention_merge(const void* params, uint64_t /*spec*/, const CudaLimits&) {
   const auto& p = *static_cast<const abi::AttentionMergeParams*>(params);
-  return {{static_cast<uint32_t>(std::min(p.tokens * p.heads, kMostBlocks)), 1, 1},
+  return {{static_cast<uint32_t>(std::min(p.tokens * p.heads, kMaxBlocks)), 1, 1},
           kMergeThreads,
           merge_shared_bytes(static_cast<uint32_t>(p.head_dim))};
 }

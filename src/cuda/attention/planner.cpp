@@ -30,11 +30,11 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache) {
 }
 
 // That a block may have to do with. In pages they are a sequence's, over 16-bit V a token's.
-uint64_t most_rows(const abi::AttentionProblem& p) {
+uint64_t max_rows(const abi::AttentionProblem& p) {
   if (p.sequences == 0) return abi::attention_rows(p);
   const uint64_t tokens = abi::kv_is_compressed(p.v.format) ? p.max_query_length : 1;
-  const uint64_t most = std::min<uint64_t>(kDecodeRows, abi::phase_most_rows(p.phase));
-  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, most);
+  const uint64_t limit = std::min<uint64_t>(kDecodeRows, abi::phase_max_rows(p.phase));
+  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, limit);
 }
 
 class Planner {
@@ -45,7 +45,7 @@ class Planner {
         limits_(limits),
         has_(has_decode),
         has_many_rows_(has_many_rows),
-        rows_(most_rows(problem)) {}
+        rows_(max_rows(problem)) {}
 
   abi::AttentionPlan plan() const {
     if (p_.latent != 0) return plan_latent(p_, limits_);
@@ -78,8 +78,8 @@ class Planner {
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
         decode->v_format, HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, blocks);
-    // 16-bit values of a key that one token sees and another does not could be NaN: a unit over
-    // these has rows of one token only.
+    // 16-bit values of a key that one token sees and another does not could be NaN: a work item
+    // over these has rows of one token only.
     plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows,
                      abi::kv_is_compressed(p_.v.format) ? 0u : 1u, 0};
     return plan;
@@ -115,7 +115,7 @@ class Planner {
     const uint32_t blocks =
         paged_blocks(limits_.multiprocessors) *
         many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
-    const uint64_t rows = many_rows_unit_rows(p_.max_query_length, group());
+    const uint64_t rows = many_rows_item_rows(p_.max_query_length, group());
     plan.spec = spec_key(s);
     plan.kernel = abi::AttentionKernel::attention_many_rows;
     plan.reduce = AttentionReduce::in_kernel;
@@ -126,9 +126,9 @@ class Planner {
   }
   // Numbers that a schedule holds in 32 bits, pages that are copied by 16 bytes.
   bool lists_pages() const {
-    constexpr uint64_t kMostKeys = uint64_t{1} << 28, kMost32 = uint64_t{1} << 31;
-    return p_.tree_mask == 0 && p_.keys <= kMostKeys && p_.sequences < kMost32 &&
-           p_.tokens < kMost32 && p_.page_stride < kMost32 &&
+    constexpr uint64_t kMaxKeys = uint64_t{1} << 28, kMax32 = uint64_t{1} << 31;
+    return p_.tree_mask == 0 && p_.keys <= kMaxKeys && p_.sequences < kMax32 &&
+           p_.tokens < kMax32 && p_.page_stride < kMax32 &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
            copies_16_bytes(p_.v);
   }
@@ -139,7 +139,7 @@ class Planner {
              (!abi::kv_is_compressed(half.format) ||
               half.scales_head_stride == half.codes_head_stride);
     };
-    return abi::phase_most_rows(p_.phase) <= kDecodeRows && group() <= kDecodeRows && same(p_.k) &&
+    return abi::phase_max_rows(p_.phase) <= kDecodeRows && group() <= kDecodeRows && same(p_.k) &&
            same(p_.v) && lists_pages();
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
@@ -148,11 +148,11 @@ class Planner {
   // over levels all, which rotation rounds anyway.
   bool takes_many_rows() const { return takes_many_rows(rows_spec()); }
   bool takes_many_rows(const abi::AttentionRowsSpec& spec) const {
-    constexpr uint64_t kMostKeys = uint64_t{1} << 30;
+    constexpr uint64_t kMaxKeys = uint64_t{1} << 30;
     const uint32_t k = p_.k.format;
     const bool queries = abi::kv_is_compressed(k) || p_.q_dtype == k ||
                          (k == kFormatF16 && p_.q_dtype == kFormatBf16);
-    return queries && codes_together() && p_.keys <= kMostKeys && p_.capacity <= kMostKeys &&
+    return queries && codes_together() && p_.keys <= kMaxKeys && p_.capacity <= kMaxKeys &&
            (p_.addresses | p_.page_stride) % 16 == 0 && copies_16_bytes(p_.k) &&
            copies_16_bytes(p_.v) && has_many_rows_(spec_key(spec), limits_);
   }
@@ -172,12 +172,12 @@ class Planner {
     if (p_.splits != 0) return p_.splits;
     if (rows_ > kGroupRows) return 1;
     constexpr uint64_t kFewest = 256;  // keys, two stages
-    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewest), 1);
+    const uint64_t max_splits = std::max<uint64_t>(ceil_div(p_.keys, kFewest), 1);
     const abi::AttentionRowsSpec s = rows_spec();
     const uint64_t blocks =
         uint64_t{limits_.multiprocessors} *
         many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
-    return std::clamp<uint64_t>(blocks / p_.kv_heads, 1, most);
+    return std::clamp<uint64_t>(blocks / p_.kv_heads, 1, max_splits);
   }
   abi::AttentionPlan many_rows(uint64_t splits) const {
     abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, splits, kFewestKeys);
@@ -189,10 +189,10 @@ class Planner {
   // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
   // from some rows would show in them.
   bool takes_few_rows() const {
-    constexpr uint64_t kMostHeads = 65535, kMostKeys = uint64_t{1} << 30;
+    constexpr uint64_t kMaxHeads = 65535, kMaxKeys = uint64_t{1} << 30;
     return rows_ <= kDecodeRows && p_.tree_mask == 0 &&
-           (p_.tokens == 1 || abi::kv_is_compressed(p_.v.format)) && p_.kv_heads <= kMostHeads &&
-           p_.capacity != 0 && p_.capacity <= kMostKeys && p_.addresses % 16 == 0 &&
+           (p_.tokens == 1 || abi::kv_is_compressed(p_.v.format)) && p_.kv_heads <= kMaxHeads &&
+           p_.capacity != 0 && p_.capacity <= kMaxKeys && p_.addresses % 16 == 0 &&
            copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
@@ -204,10 +204,10 @@ class Planner {
   // Rows of a block at most. Over pages, where other blocks take other numbers of keys at a time,
   // those of a single token also for the sequences beside it: its bits must not follow the batch.
   uint64_t block_rows() const {
-    const uint64_t most = decode_block_rows(p_.v.format, p_.v.head_dim, rows_);
-    if (p_.sequences == 0) return most;
+    const uint64_t max_rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_);
+    if (p_.sequences == 0) return max_rows;
     const uint64_t single = decode_block_rows(p_.v.format, p_.v.head_dim, group());
-    return page_keys(single) == page_keys(most) ? most : single;
+    return page_keys(single) == page_keys(max_rows) ? max_rows : single;
   }
 
   // Fewer rows to a block than there could be where shared memory does not hold them.
@@ -258,13 +258,13 @@ class Planner {
   // One block for each multiprocessor; where row tiles alone are more than half of that, the number
   // of splits that leaves the fewest idle in the last wave, if that is a tenth better.
   uint64_t decode_splits(const abi::AttentionDecodeSpec& decode) const {
-    constexpr uint64_t kMostSplits = 8;
+    constexpr uint64_t kMaxSplits = 8;
     const uint64_t blocks = std::max<uint64_t>(limits_.multiprocessors, 1);
     const uint64_t tiles = row_tiles(decode);
-    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
-    uint64_t best = std::clamp<uint64_t>(blocks / tiles, 1, most);
+    const uint64_t max_splits = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
+    uint64_t best = std::clamp<uint64_t>(blocks / tiles, 1, max_splits);
     if (blocks / tiles > 1) return best;
-    for (uint64_t s = 2; s <= std::min(most, kMostSplits); ++s) {
+    for (uint64_t s = 2; s <= std::min(max_splits, kMaxSplits); ++s) {
       const uint64_t waves = ceil_div(tiles * s, blocks);
       const uint64_t of_best = ceil_div(tiles * best, blocks);
       if (10 * waves * best < 9 * of_best * s) best = s;
@@ -277,8 +277,9 @@ class Planner {
     constexpr uint64_t kBlocks = 4, kRows = 64;
     const uint64_t blocks = std::max<uint64_t>(kBlocks * limits_.multiprocessors, 1);
     const uint64_t wanted = blocks / std::min(blocks, p_.kv_heads * ceil_div(rows_, kRows));
-    const uint64_t most = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
-    const uint64_t splits = p_.splits != 0 ? p_.splits : std::clamp<uint64_t>(wanted, 1, most);
+    const uint64_t max_splits = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
+    const uint64_t splits =
+        p_.splits != 0 ? p_.splits : std::clamp<uint64_t>(wanted, 1, max_splits);
     return abi::attention_any_shape_plan(p_, splits, kFewestKeys);
   }
 

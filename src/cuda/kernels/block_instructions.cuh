@@ -27,8 +27,8 @@ inline SharedAddress shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// An mbarrier that completes a phase when so many threads have arrived. Initialized by one thread;
-// phases alternate in parity from 0, and the one before the first counts as complete.
+// An mbarrier that completes a phase when its count of threads has arrived. Initialized by one
+// thread; phases alternate in parity from 0, and the one before the first counts as complete.
 using PhaseBarrier = uint64_t;
 inline void init_barrier(PhaseBarrier* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
@@ -115,10 +115,10 @@ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Stores to the address in block `rank` that `mine` is in this one, and completes its barrier.
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
+// Stores to the address in block `rank` that `local` is in this one, and completes its barrier.
+inline void dsmem_store(float2 x, float* local, TransactionBarrier* barrier, uint32_t rank) {
   uint32_t to, counted;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(mine)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(local)), "r"(rank));
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(counted)
       : "r"(shared_address(barrier)), "r"(rank));

@@ -70,17 +70,17 @@ constexpr uint32_t write_blocks(const abi::WriteParams& p, uint32_t stream, uint
   return (all + tiles_per_block(dim) - 1) / tiles_per_block(dim);
 }
 // Rows for sink tokens and tail.
-constexpr uint32_t kNearLanes = 16;
-constexpr uint64_t append_near_blocks(const abi::WriteParams& p) {
+constexpr uint32_t kF16Lanes = 16;
+constexpr uint64_t append_f16_blocks(const abi::WriteParams& p) {
   if (p.places.sink_tokens == 0 && p.places.tail_capacity == 0) return 0;
-  return divide_up(2 * p.heads * p.tokens, kBlockThreads / kNearLanes);
+  return divide_up(2 * p.heads * p.tokens, kBlockThreads / kF16Lanes);
 }
 // Few tokens of kv_write: a warp to each row of K, then of V.
 constexpr uint32_t kWriteRows = 4;  // of a block
 constexpr uint64_t write_row_blocks(const abi::WriteParams& p) {
   return divide_up(2 * p.heads * p.tokens, kWriteRows);
 }
-// kv_page_copy. Blocks take so many bytes of a page at a time.
+// kv_page_copy. Blocks take this many bytes of a page at a time.
 constexpr uint32_t kPageCopyBytes = 4 * kBlockThreads * 16;
 constexpr uint64_t page_copy_parts(const abi::KvPageCopyParams& p) {
   return divide_up(p.page_bytes, kPageCopyBytes);
@@ -110,9 +110,9 @@ struct RopeWork {
   constexpr RopeWork(const abi::RopeParams& p, uint32_t lane_bits)
       : items(kBlockThreads >> lane_bits), rows(p.tokens < kRopeManyTokens ? 1 : kRopeRows) {
     const auto heads = static_cast<uint32_t>(p.stream[0].heads);
-    const auto more = p.streams == 2 ? static_cast<uint32_t>(p.stream[1].heads) : 0;
+    const auto second = p.streams == 2 ? static_cast<uint32_t>(p.stream[1].heads) : 0;
     first = rows == 1 ? heads : (heads + 1) / 2;
-    groups = first + (rows == 1 ? more : (more + 1) / 2);
+    groups = first + (rows == 1 ? second : (second + 1) / 2);
     inverse = 65535u / (groups != 0 ? groups : 1) + 1;
     tokens = groups >= items ? 1 : items * inverse >> 16;
   }

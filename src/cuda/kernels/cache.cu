@@ -44,7 +44,7 @@ __global__ void words_write(const gyre::abi::WordsWriteParams p, const Args args
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= p.words) return;
   pointer<uint32_t>(args.at[0])[gyre::abi::words_write_place(p, i)] =
-      p.buffer[gyre::abi::kWordsWriteMost - 1 - i];
+      p.buffer[gyre::abi::kMaxWordsWrite - 1 - i];
 }
 
 // Page from[i] to page to[i], 16 bytes a thread, four on their way. Pairs with a page that is not

@@ -52,9 +52,9 @@ __device__ float doubled_magnitude(float v) {
 template <uint32_t kFormat>
 __device__ float clamped_near(float t) {
   constexpr uint32_t kBits = abi::kv_bits(kFormat);
-  constexpr float kTop = kBits == 8 ? 127.0f : static_cast<float>(1u << (kBits - 1));
-  constexpr float kLeast = kBits == 8 ? -127.0f : 1.0f - kTop;
-  return ceil_near(fminf(fmaxf(kBits == 8 ? t - 0.5f : t, kLeast), kTop));
+  constexpr float kUpper = kBits == 8 ? 127.0f : static_cast<float>(1u << (kBits - 1));
+  constexpr float kLeast = kBits == 8 ? -127.0f : 1.0f - kUpper;
+  return ceil_near(fminf(fmaxf(kBits == 8 ? t - 0.5f : t, kLeast), kUpper));
 }
 
 // The level of t in t's unit: twice the magnitude, half the odd integer, the byte.
@@ -75,22 +75,19 @@ inline constexpr float kLevelUnit = abi::kv_has_magnitudes(kFormat)
 
 template <uint32_t kFormat>
 __device__ uint32_t code_of(float t) {
-  constexpr uint32_t kBits = abi::kv_bits(kFormat), kTop = 1u << (kBits - 1);
+  constexpr uint32_t kBits = abi::kv_bits(kFormat), kUpper = 1u << (kBits - 1);
   if constexpr (abi::kv_has_magnitudes(kFormat)) {
     const uint32_t sign = __float_as_uint(t) >> 31;
     return (magnitude_index<kBits>(fabsf(t)) >> 16 & 0xFFu) | sign << (kBits - 1);
   } else {
     const uint32_t whole = __float_as_uint(clamped_near<kFormat>(t));
-    return (kBits == 8 ? whole : whole + kTop - 1) & 0xFFu;
+    return (kBits == 8 ? whole : whole + kUpper - 1) & 0xFFu;
   }
 }
 
-// Step 8's bits. above, below: the two sums; levels: the sum of squared levels.
+// Step 8's bits. n: coordinates of the row.
 template <uint32_t kFormat>
-__device__ uint32_t calibrated_scale(float above, float below, float sum, float levels, uint32_t n,
-                                     float power) {
-  const float ratio =
-      above > 0 && below > 0 ? __fdiv_rn(above, below) : __fsqrt_rn(__fdiv_rn(sum, levels));
+__device__ uint32_t calibrated_scale(float ratio, uint32_t n, float power) {
   const float root = __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(n)));
   return scale_bits(ratio * kLevelUnit<kFormat> * root * 0x1p31f * power);
 }

@@ -166,8 +166,8 @@ __device__ void load_wide(const T* from, uint32_t first, Words<T, kAll>& words) 
 
 // Two at a time, as from_float has them.
 __device__ inline void from_floats(float low, float high, Half& to_low, Half& to_high) {
-  const uint32_t both = round_f16x2(low, high);
-  to_low.bits = static_cast<uint16_t>(both), to_high.bits = static_cast<uint16_t>(both >> 16);
+  const uint32_t pair = round_f16x2(low, high);
+  to_low.bits = static_cast<uint16_t>(pair), to_high.bits = static_cast<uint16_t>(pair >> 16);
 }
 template <class T>
 __device__ void from_floats(float low, float high, T& to_low, T& to_high) {

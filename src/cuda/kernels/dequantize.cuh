@@ -61,10 +61,10 @@ __device__ void decode_row(const abi::KvCacheLayout& cache, const RowPlace<kSlot
       const uint32_t stored = scale_at[0] | static_cast<uint32_t>(scale_at[1]) << 8;
       const float raw = __uint_as_float(stored << 15);
       const bool tiny = raw * 0x1p-31f < 0x1p-126f;
-      const float scale = tiny ? raw : raw * 0x1p-31f, rest = tiny ? 0x1p-31f : 1.0f;
+      const float scale = tiny ? raw : raw * 0x1p-31f, step = tiny ? 0x1p-31f : 1.0f;
 #pragma unroll
       for (uint32_t i = 0; i < kChunk; ++i)
-        y[s][i] = static_cast<float>(level_of<kFormat>(codes[i])) * scale * rest;
+        y[s][i] = static_cast<float>(level_of<kFormat>(codes[i])) * scale * step;
     }
   }
 }

@@ -204,7 +204,7 @@ __device__ uint32_t code_magnitudes(const float* y, float factor, uint32_t& code
 // The nearest integer (odd ones below 8 bits), a tie to the lower one.
 template <uint32_t kBits>
 __device__ uint32_t code_integers(const float* y, float factor, uint32_t& codes) {
-  constexpr int kTop = 1 << (kBits - 1);
+  constexpr int kUpper = 1 << (kBits - 1);
   uint32_t code[4];
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
@@ -214,7 +214,7 @@ __device__ uint32_t code_integers(const float* y, float factor, uint32_t& codes)
     } else {
       const int whole = ceil_to_int(v);
       code[i] = static_cast<uint32_t>(
-          (whole < 1 - kTop ? 1 - kTop : (whole > kTop ? kTop : whole)) + kTop - 1);
+          (whole < 1 - kUpper ? 1 - kUpper : (whole > kUpper ? kUpper : whole)) + kUpper - 1);
     }
   }
   codes = gather_bytes<0>(code[0], code[1], code[2], code[3]);
@@ -322,9 +322,9 @@ __device__ inline int lost_exponent(uint32_t largest) {
 template <uint32_t kCount>
 __device__ void lose_exponent(int exponent, float (&x)[kCount]) {
   const int first = -exponent < 127 ? -exponent : 127;
-  const float step = power_of_two(first), rest = power_of_two(-exponent - first);
+  const float step = power_of_two(first), second_step = power_of_two(-exponent - first);
 #pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) x[i] = x[i] * step * rest;
+  for (uint32_t i = 0; i < kCount; ++i) x[i] = x[i] * step * second_step;
 }
 
 // A block that is zero or not finite has its scale alone.

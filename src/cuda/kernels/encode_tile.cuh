@@ -36,9 +36,9 @@ struct EncodeTile {
 
 // Facts about the tile's rows.
 struct TileRows {
-  uint32_t largest[kEncodeMostTileRows];  // bits
-  float sum[kEncodeMostTileRows];         // of z z
-  float factor[kEncodeMostTileRows];
+  uint32_t largest[kEncodeMaxTileRows];  // bits
+  float sum[kEncodeMaxTileRows];         // of z z
+  float factor[kEncodeMaxTileRows];
 };
 __device__ inline TileRows& tile_rows() {
   __shared__ TileRows rows;
@@ -49,7 +49,7 @@ __device__ inline TileRows& tile_rows() {
 template <class Source>
 __device__ void load_tile(const EncodeTile& tile, const float* mean, const Source* from,
                           bool exists) {
-  constexpr uint32_t kThreadCoordinates = abi::kKvMostCalibratedDim / kEncodeRowThreads;
+  constexpr uint32_t kThreadCoordinates = abi::kKvScaleBlock / kEncodeRowThreads;
   const uint32_t row = threadIdx.x / kEncodeRowThreads, lane = threadIdx.x % kEncodeRowThreads;
   float x[kThreadCoordinates];
   uint32_t largest = 0;
@@ -132,10 +132,10 @@ __device__ inline void rotate_tile(const EncodeTile& tile, bool has_w, uint32_t 
     if (row < present) {
       const uint32_t largest = tile_rows().largest[row];
       const float power = power_of_two(largest < 0x7F800000u ? lost_exponent(largest) : 0);
-      float near[1][kChunk];
+      float f16[1][kChunk];
 #pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) near[0][i] = x[0][i] * power;
-      store_row(at, near, reinterpret_cast<Half*>(calibrated + row * bytes));
+      for (uint32_t i = 0; i < kChunk; ++i) f16[0][i] = x[0][i] * power;
+      store_row(at, f16, reinterpret_cast<Half*>(calibrated + row * bytes));
     }
     flip_signs(at, kNativeSigns, x);
     transform<false>(at, x);
@@ -271,7 +271,7 @@ __device__ void finish_row(const EncodeTile& tile, const abi::KvFeedbackStream& 
     const float score = sums.score();
     if (gain == 0 || score > best) best = score, pm = sums.pm, kept = t;
   }
-  write_calibrated<kFormat>(source, is_v, kept, pm, to);
+  write_calibrated<kFormat>(source, is_v, kept, pm, {to, tile.n, 0, nullptr});
 }
 
 // A function of its own, as code_rotated.

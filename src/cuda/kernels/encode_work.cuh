@@ -6,27 +6,31 @@
 
 namespace gyre::cuda {
 
-// kv_feedback. A block takes one row: a warp to a gain, and beside them a thread to a coordinate.
-constexpr uint32_t kEncodeMostThreads = 2 * abi::kKvMostCalibratedDim;
-static_assert(32 * abi::kKvMostGains + abi::kKvMostCalibratedDim <= kEncodeMostThreads);
+// kv_feedback. A block takes one row: for products a thread to one or two coordinates of them; for
+// each scale block of the row a warp to a gain, and beside them a thread to a coordinate.
+constexpr uint32_t kEncodeMaxThreads = 2 * abi::kKvScaleBlock;
+static_assert(32 * abi::kKvMaxGains + abi::kKvScaleBlock <= kEncodeMaxThreads);
+static_assert(abi::kKvMaxCalibratedDim <= kEncodeMaxThreads);
 constexpr uint32_t encode_threads(const abi::KvFeedbackStream& s) {
-  const uint32_t products = 2 * s.head_dim, chains = 32 * s.gains + s.head_dim;
+  const uint32_t block = abi::kv_calibrated_block(s.head_dim);
+  const uint32_t products = 2 * block, chains = 32 * s.gains + block;
   return ((products > chains ? products : chains) + 31) & ~31u;
 }
 struct EncodeShared {
-  float y[abi::kKvMostCalibratedDim];
-  float b[2][abi::kKvMostCalibratedDim];  // matrix y, then z; inverse y, then w
-  float p[abi::kKvMostCalibratedDim];
-  float t[abi::kKvMostGains][abi::kKvMostCalibratedDim];
-  float score[abi::kKvMostGains];
-  uint32_t largest[kEncodeMostThreads / 32];
+  float y[abi::kKvMaxCalibratedDim];
+  float b[2][abi::kKvMaxCalibratedDim];  // matrix y, then z; inverse y, then w
+  float carried[abi::kKvScaleBlock];     // what errors of the blocks before add
+  float p[abi::kKvScaleBlock];
+  float t[abi::kKvMaxGains][abi::kKvScaleBlock];
+  float score[abi::kKvMaxGains];
+  uint32_t largest[kEncodeMaxThreads / 32];
 };
 
 // With many tokens a block takes a tile of rows of one head instead, 16 threads to a row: the rows
 // share what is read of the matrices, and a thread runs the chain of a row at a gain.
 constexpr uint32_t kEncodeTileTokens = 16;  // from here on
-constexpr uint32_t kEncodeRowThreads = 16, kEncodeMostTileRows = 16, kEncodeLeastTileRows = 4;
-static_assert(abi::kKvMostGains + 1 <= kEncodeRowThreads);
+constexpr uint32_t kEncodeRowThreads = 16, kEncodeMaxTileRows = 16, kEncodeLeastTileRows = 4;
+static_assert(abi::kKvMaxGains + 1 <= kEncodeRowThreads);
 constexpr uint32_t kEncodeSlab = 16;  // columns of the factor that lie in shared memory at a time
 constexpr uint32_t encode_stride(uint32_t head_dim) { return head_dim + 1; }  // no bank conflicts
 // As EncodeTile has it: two slabs; then of every row y, z and w, for every gain errors and targets,
@@ -40,9 +44,12 @@ constexpr uint32_t encode_tile_bytes(const abi::KvFeedbackParams& p, uint32_t ro
   const uint32_t k = encode_tile_bytes(p.stream[0], rows), v = encode_tile_bytes(p.stream[1], rows);
   return k > v ? k : v;
 }
-// Where the smallest tile fits into what a block has on every GPU: not with 7 gains at 256.
+// Rows of one scale block, where the smallest tile fits into what a block has on every GPU: not
+// with 7 gains at 256.
 constexpr bool encode_takes_tiles(const abi::KvFeedbackParams& p) {
-  return p.tokens >= kEncodeTileTokens && encode_tile_bytes(p, kEncodeLeastTileRows) <= 96 * 1024;
+  return p.tokens >= kEncodeTileTokens && p.stream[0].head_dim <= abi::kKvScaleBlock &&
+         p.stream[1].head_dim <= abi::kKvScaleBlock &&
+         encode_tile_bytes(p, kEncodeLeastTileRows) <= 96 * 1024;
 }
 // tile_rows: of tiles.
 constexpr uint64_t encode_blocks(const abi::KvFeedbackParams& p, uint32_t stream,

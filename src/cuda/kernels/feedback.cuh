@@ -23,6 +23,15 @@ struct FactorRows {
   }
 };
 
+// A scale block of a row, z and carried in shared memory.
+struct ScaleBlock {
+  uint32_t n;           // coordinates
+  uint32_t row_n;       // of the row: from row to row of the factor
+  const float* factor;  // where the block's rows and columns meet; null: none
+  const float* z;
+  const float* carried;  // what errors of the blocks before add; null: nothing
+};
+
 // What a lane knows of its row at a gain.
 template <uint32_t kOwn>
 struct Chain {
@@ -56,44 +65,45 @@ __device__ void code_step(const FactorRows<kOwn>& rows, uint32_t owner, uint32_t
 }
 
 template <bool kWide, uint32_t kFormat, uint32_t kOwn>
-__device__ void run_chain(const float* factor, uint32_t n, Chain<kOwn>& chain) {
+__device__ void run_chain(const ScaleBlock& block, Chain<kOwn>& chain) {
   using Rows = FactorRows<kOwn>;
   constexpr uint32_t kRows = Rows::kRows, kAhead = 2;  // steps
   static_assert(kOwn == kRows || kOwn == kAhead * kRows);
-  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t lane = threadIdx.x & 31, n = block.n, stride = block.row_n;
   // Lanes without coordinates load what others do.
-  const float* const from = factor + (lane * kOwn < n ? lane * kOwn : 0);
+  const float* const from = block.factor + (lane * kOwn < n ? lane * kOwn : 0);
   Rows rows[kAhead];
 #pragma unroll
-  for (uint32_t i = 0; i < kAhead; ++i) rows[i].template load<kWide>(from + i * kRows * n, n);
+  for (uint32_t i = 0; i < kAhead; ++i)
+    rows[i].template load<kWide>(from + i * kRows * stride, stride);
 #pragma unroll 1
   for (uint32_t step = 0; step * kRows < n; step += kAhead) {
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
       code_step<kFormat>(rows[i], (step + i) * kRows / kOwn, i * kRows % kOwn, chain);
       const uint32_t next = (step + i + kAhead) * kRows;
-      rows[i].template load<kWide>(from + (next < n ? next : 0) * n, n);
+      rows[i].template load<kWide>(from + (next < n ? next : 0) * stride, stride);
     }
   }
 }
 
-// t of the lane's coordinates. z: in shared memory. f: factor times gain.
+// t of the lane's coordinates. f: factor times gain.
 template <uint32_t kFormat, uint32_t kOwn>
-__device__ void error_feedback(const float* factor, const float* z, uint32_t n, float f,
-                               float (&t)[kOwn]) {
+__device__ void error_feedback(const ScaleBlock& block, float f, float (&t)[kOwn]) {
   const uint32_t column = (threadIdx.x & 31) * kOwn;
   Chain<kOwn> chain;
 #pragma unroll
   for (uint32_t k = 0; k < kOwn; ++k) {
-    chain.v[k] = column < n ? z[column + k] * f : 0.0f;
-    chain.a[k] = 0.0f;
+    chain.v[k] = column < block.n ? block.z[column + k] * f : 0.0f;
+    chain.a[k] =
+        block.carried != nullptr && column < block.n ? block.carried[column + k] * f : 0.0f;
     chain.t[k] = chain.v[k] + chain.a[k];
   }
-  if (factor != nullptr) {
-    if (kOwn % 4 == 0 && is_aligned(factor, 16)) {
-      run_chain<kOwn % 4 == 0, kFormat>(factor, n, chain);
+  if (block.factor != nullptr) {
+    if (kOwn % 4 == 0 && is_aligned(block.factor, 16)) {
+      run_chain<kOwn % 4 == 0, kFormat>(block, chain);
     } else {
-      run_chain<false, kFormat>(factor, n, chain);
+      run_chain<false, kFormat>(block, chain);
     }
   }
 #pragma unroll

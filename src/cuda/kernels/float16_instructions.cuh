@@ -17,10 +17,10 @@ inline uint16_t round_f16(float value) {
 }
 // Two, the first in the lower half; NaN becomes 0x7E00.
 inline uint32_t round_f16x2(float low, float high) {
-  uint32_t both, nan;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(both));
-  return both & ~(nan & 0x01FF01FFu);  // the conversion has 0x7FFF
+  uint32_t pair, nan;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(pair));
+  return pair & ~(nan & 0x01FF01FFu);  // the conversion has 0x7FFF
 }
 // Two of either type, the first in the lower half; NaN becomes any NaN.
 inline uint32_t pack_16(float a, float b, bool bf16) {

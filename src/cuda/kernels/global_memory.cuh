@@ -18,7 +18,7 @@ __device__ inline void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// What is read from here to pdl_wait was written by commands that have ended: EarlyBits says so.
+// From here to pdl_wait, a kernel reads only what commands that have ended wrote (EarlyBits).
 __device__ inline void pdl_read_early() {}
 // Lets the next kernel start, as far as this block is concerned.
 __device__ inline void pdl_launch_dependents() {

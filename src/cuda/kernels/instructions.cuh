@@ -190,10 +190,5 @@ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return c;
 }
 inline uint32_t max_u16x2(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
-inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t c;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(0x3F803F80u), "r"(b ^ 0x80008000u));
-  return c;
-}
 
 }  // namespace gyre::cuda

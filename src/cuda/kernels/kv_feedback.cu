@@ -1,7 +1,7 @@
 // kv_feedback: rows become calibrated rows, in a calibrated basis and with the error of each
 // coordinate fed into those after it. With few tokens a block takes one row: a thread has a
-// coordinate of the products with matrices, then a warp runs the chain of one gain while further
-// threads make p. With many: encode_tile.cuh.
+// coordinate of the products with matrices, then, for each scale block, a warp runs the chain of
+// one gain while further threads make p. With many: encode_tile.cuh.
 #include "cuda/kernels/encode_tile.cuh"
 #include "cuda/kernels/feedback.cuh"
 #include "cuda/kernels/matrix.cuh"
@@ -16,8 +16,7 @@ __device__ inline EncodeShared& encode_shared() {
 // Steps 1 and 2. Returns the bits of the row's largest magnitude.
 template <class Source>
 __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, const Source* row,
-                                          uint32_t n, bool has_w, Half* near,
-                                          EncodeShared& shared) {
+                                          uint32_t n, bool has_w, Half* f16, EncodeShared& shared) {
   const uint32_t i = threadIdx.x;
   float x[1] = {};
   if (i < n) {
@@ -34,13 +33,17 @@ __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, co
   lose_exponent(exponent, x);
   if (i < n) shared.y[i] = x[0];
   __syncthreads();
-  if (i < n) {
-    const float b = calibration.matrix != nullptr ? product(calibration.matrix, shared.y, n, i, n)
-                                                  : shared.y[i];
-    shared.b[0][i] = b;
-    near[i] = from_float<Half>(b * power_of_two(exponent));
-  } else if (has_w && i < 2 * n) {
-    shared.b[1][i - n] = product(calibration.inverse, shared.y, n, i - n, n);
+#pragma unroll 1
+  for (uint32_t column = i; column < (has_w ? 2 * n : n); column += blockDim.x) {
+    if (column >= n) {
+      shared.b[1][column - n] = product(calibration.inverse, shared.y, n, column - n, n);
+      continue;
+    }
+    const float b = calibration.matrix != nullptr
+                        ? product(calibration.matrix, shared.y, n, column, n)
+                        : shared.y[column];
+    shared.b[0][column] = b;
+    f16[column] = from_float<Half>(b * power_of_two(exponent));
   }
   __syncthreads();
   return largest;
@@ -48,10 +51,10 @@ __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, co
 
 // Step 3: signs and transform of b and, behind it, of inverse y.
 __device__ inline void rotate_rows(uint32_t n, uint32_t rows, EncodeShared& shared) {
-  const RowPlace<1> at(n);
+  const RowPlace<kFewSlots> at(n);
   const uint32_t row = threadIdx.x / at.lanes, first = threadIdx.x / 32 * 32 / at.lanes;
   if (first < rows) {  // the same for the whole warp
-    float x[1][kChunk] = {};
+    float x[kFewSlots][kChunk] = {};
     if (row < rows) load_row(at, shared.b[row], x);
     flip_signs(at, kNativeSigns, x);
     transform<false>(at, x);
@@ -60,13 +63,14 @@ __device__ inline void rotate_rows(uint32_t n, uint32_t rows, EncodeShared& shar
   __syncthreads();
 }
 
-// Step 5, a coordinate to a thread.
-__device__ inline void make_target(const HeadCalibration& calibration, uint32_t n, uint32_t i,
+// Step 5, a coordinate of the block to a thread. diagonal: the block's.
+__device__ inline void make_target(const ScaleBlock& block, const float* diagonal, uint32_t i,
                                    EncodeShared& shared) {
-  const float* const z = shared.b[0];
-  if (i >= n) return;
-  const float a = calibration.factor != nullptr ? product(calibration.factor, z, n, i, i) : 0.0f;
-  shared.p[i] = calibration.diagonal != nullptr ? (z[i] + a) * calibration.diagonal[i] : z[i];
+  if (i >= block.n) return;
+  const float carried = block.carried != nullptr ? block.carried[i] : 0.0f;
+  const float a =
+      block.factor != nullptr ? product(block.factor, block.z, block.row_n, i, i, carried) : 0.0f;
+  shared.p[i] = diagonal != nullptr ? (block.z[i] + a) * diagonal[i] : block.z[i];
 }
 
 __device__ inline uint32_t best_gain(uint32_t gains, const EncodeShared& shared) {
@@ -86,19 +90,36 @@ struct CalibratedPlace {
   bool has_w;
 };
 
-// Steps 4 to 8. A function of its own: inlined side by side for two formats they spill.
+// What the errors of the blocks before `begin` add to the block that begins there. All threads of
+// the block come.
+__device__ inline void carry_errors(const float* factor, uint32_t n, uint32_t begin,
+                                    EncodeShared& shared) {
+  __syncthreads();
+  if (factor != nullptr && threadIdx.x < abi::kKvScaleBlock)
+    shared.carried[threadIdx.x] = product(factor, shared.b[0], n, begin + threadIdx.x, begin);
+  __syncthreads();
+}
+
+// Steps 4 to 8 of the scale block from `begin` on. A function of its own: inlined side by side for
+// two formats they spill.
 template <uint32_t kFormat, uint32_t kOwn>
-__device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s,
-                                          HeadCalibration calibration, CalibratedPlace to) {
+__device__ __noinline__ void code_block(const abi::KvFeedbackStream& s, HeadCalibration calibration,
+                                        CalibratedPlace to, uint32_t begin) {
   EncodeShared& shared = encode_shared();
-  const uint32_t n = to.n, gain = threadIdx.x / 32;
+  const uint32_t n = abi::kv_calibrated_block(to.n), gain = threadIdx.x / 32;
+  float* const z = shared.b[0] + begin;
+  const float* const diagonal =
+      calibration.diagonal != nullptr ? calibration.diagonal + begin : nullptr;
+  const ScaleBlock block{
+      n, to.n, calibration.factor != nullptr ? calibration.factor + begin * (to.n + 1) : nullptr, z,
+      begin != 0 && calibration.factor != nullptr ? shared.carried : nullptr};
   float t[kOwn] = {}, f = 0, sum = 0;
   if (gain < s.gains) {
-    sum = sum_products(shared.b[0], shared.b[0], n);
-    f = calibration_factor<kFormat>(sum, shared.b[0], n) * s.gain[gain];
-    error_feedback<kFormat>(calibration.factor, shared.b[0], n, f, t);
+    sum = sum_products(z, z, n);
+    f = calibration_factor<kFormat>(sum, z, n) * s.gain[gain];
+    error_feedback<kFormat>(block, f, t);
   } else {
-    make_target(calibration, n, threadIdx.x - 32 * s.gains, shared);
+    make_target(block, diagonal, threadIdx.x - 32 * s.gains, shared);
   }
   const uint32_t column = (threadIdx.x & 31) * kOwn;
   if (gain < s.gains && column < n) {
@@ -106,16 +127,17 @@ __device__ __noinline__ void code_rotated(const abi::KvFeedbackStream& s,
     for (uint32_t k = 0; k < kOwn; ++k) shared.t[gain][column + k] = t[k];
   }
   __syncthreads();
-  const CalibratedSource source{shared.b[0], shared.b[to.has_w ? 1 : 0], shared.p, n, to.largest,
+  const CalibratedSource source{z,  shared.b[to.has_w ? 1 : 0] + begin, shared.p, n, to.largest,
                                 sum};
   GainSums sums{};
   if (gain < s.gains) {
-    sums = sum_gain<kFormat>(source, calibration.diagonal, shared.t[gain], f);
+    sums = sum_gain<kFormat>(source, diagonal, shared.t[gain], f);
     if ((threadIdx.x & 31) == 0) shared.score[gain] = sums.score();
   }
   __syncthreads();
   if (gain < s.gains && gain == best_gain(s.gains, shared))
-    write_calibrated<kFormat>(source, to.stream == kRoleV, shared.t[gain], sums.pm, to.row);
+    write_calibrated<kFormat>(source, to.stream == kRoleV, shared.t[gain], sums.pm,
+                              {to.row, to.n, begin, begin + n < to.n ? z : nullptr});
 }
 
 template <class Source, uint32_t kFormat>
@@ -135,10 +157,14 @@ __device__ void encode_row(const abi::KvFeedbackParams& p, const Args& args, uin
       pointer<const Source>(at[0] + token * s.source_token_stride + head * s.source_head_stride), n,
       has_w, reinterpret_cast<Half*>(to.row), shared);
   rotate_rows(n, has_w ? 2 : 1, shared);
-  if (n <= 32) return code_rotated<kFormat, 1>(s, calibration, to);
-  if (n == 64) return code_rotated<kFormat, 2>(s, calibration, to);
-  if (n == 128) return code_rotated<kFormat, 4>(s, calibration, to);
-  code_rotated<kFormat, 8>(s, calibration, to);
+  if (n <= 32) return code_block<kFormat, 1>(s, calibration, to, 0);
+  if (n == 64) return code_block<kFormat, 2>(s, calibration, to, 0);
+  if (n == 128) return code_block<kFormat, 4>(s, calibration, to, 0);
+#pragma unroll 1
+  for (uint32_t begin = 0; begin < n; begin += abi::kKvScaleBlock) {
+    if (begin != 0) carry_errors(calibration.factor, n, begin, shared);
+    code_block<kFormat, 8>(s, calibration, to, begin);
+  }
 }
 
 template <class Source, uint32_t kFormat>
@@ -153,13 +179,13 @@ __device__ void encode_block(const abi::KvFeedbackParams& p, const Args& args, u
 
 // A format of 0: that stream is not there.
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
-__global__ void __launch_bounds__(kEncodeMostThreads)
+__global__ void __launch_bounds__(kEncodeMaxThreads)
     kv_feedback(const __grid_constant__ abi::KvFeedbackParams p,
                 const __grid_constant__ Args args) {
   const uint64_t blocks_k = kFormatK != 0 ? encode_blocks(p, 0, blockDim.x / kEncodeRowThreads) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint64_t index = blockIdx.x - (stream == 0 ? 0 : blocks_k);
-  if (!encode_takes_tiles(p)) {
+  if (p.tokens < kEncodeTileTokens) {
     const uint32_t n = p.stream[stream].head_dim;
     const HeadCalibration calibration(args.at + kEncodeArgs * stream, n, index % p.heads);
     prefetch_matrix(calibration.matrix, n);

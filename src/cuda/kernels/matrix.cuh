@@ -16,10 +16,9 @@ __device__ inline void prefetch_matrix(const float* matrix, uint32_t n) {
     prefetch_l2(matrix + i);
 }
 
-// Coordinate i of the product, from the first `count` coordinates of x.
+// Coordinate i of the product, from the first `count` coordinates of x, behind `sum`.
 __device__ inline float product(const float* matrix, const float* x, uint32_t n, uint32_t i,
-                                uint32_t count) {
-  float sum = 0;
+                                uint32_t count, float sum = 0) {
 #pragma unroll 32
   for (uint32_t j = 0; j < count; ++j) sum = __fmaf_rn(matrix[j * n + i], x[j], sum);
   return sum;

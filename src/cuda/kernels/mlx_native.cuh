@@ -74,8 +74,8 @@ __device__ void mlx_native_norms(const RowPlace<kSlots>& at, const float (&y)[kS
 #pragma unroll
     for (uint32_t s = 0; s < kSlots; ++s) {
       const float even = mlx_native_squares(y[s], 0);
-      const float both = mlx_native_squares(y[s], __shfl_xor_sync(kAllLanes, even, 1));
-      const float sum = mlx_native_tree(both, 32, 2);  // right in odd lanes
+      const float squares = mlx_native_squares(y[s], __shfl_xor_sync(kAllLanes, even, 1));
+      const float sum = mlx_native_tree(squares, 32, 2);  // right in odd lanes
       norm[s] = __fsqrt_rn(__shfl_sync(kAllLanes, sum, 1) / static_cast<float>(kMlxNativeBlock));
     }
     return;

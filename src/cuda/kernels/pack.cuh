@@ -14,14 +14,14 @@ inline constexpr uint32_t kFieldBytes = ((1u << kBits) - 1) * 0x01010101u;
 template <uint32_t kBits, uint32_t kShift>
 __device__ void pack_row_plane(const uint8_t* codes, uint32_t head_dim, uint32_t lane,
                                uint32_t lanes, uint8_t* plane) {
-  constexpr uint32_t kGroup = abi::kv_group(kBits), kPieces = 8 / kBits;
+  constexpr uint32_t kGroup = abi::kv_group(kBits), kPerByte = 8 / kBits;
   const uint32_t groups = head_dim / kGroup;
   for (uint32_t before = 0; before < groups; before += lanes) {  // as often for every lane
     const uint32_t g = before + lane;
     if (g >= groups) break;
     uint32_t words[4] = {};
 #pragma unroll
-    for (uint32_t k = 0; k < kPieces; ++k) {
+    for (uint32_t k = 0; k < kPerByte; ++k) {
       const uint4 in = *reinterpret_cast<const uint4*>(codes + g * kGroup + 16 * k);
       const uint32_t of[4] = {in.x, in.y, in.z, in.w};
 #pragma unroll
@@ -30,10 +30,10 @@ __device__ void pack_row_plane(const uint8_t* codes, uint32_t head_dim, uint32_t
     }
     store_words(words, plane + 16 * g);
   }
-  const uint32_t rest = head_dim - groups * kGroup, bytes = rest * kBits / 8;
+  const uint32_t remainder = head_dim - groups * kGroup, bytes = remainder * kBits / 8;
   for (uint32_t j = lane; j < bytes; j += lanes) {
     uint32_t byte = 0;
-    for (uint32_t k = 0; k < kPieces; ++k) {
+    for (uint32_t k = 0; k < kPerByte; ++k) {
       const uint32_t code = codes[groups * kGroup + j + k * bytes];
       byte |= (code >> kShift & ((1u << kBits) - 1)) << (kBits * k);
     }
@@ -62,13 +62,13 @@ __device__ inline void transpose_bytes(uint32_t (&w)[4]) {
 // Four coordinates of eight tokens, rows[t] a byte each, to a plane of V.
 template <uint32_t kBits>
 __device__ void pack_quad(const uint32_t (&rows)[8], uint32_t (&words)[kBits]) {
-  constexpr uint32_t kPieces = 8 / kBits;
+  constexpr uint32_t kPerByte = 8 / kBits;
   uint32_t bytes[kBits];
 #pragma unroll
   for (uint32_t i = 0; i < kBits; ++i) {
     bytes[i] = 0;
 #pragma unroll
-    for (uint32_t k = 0; k < kPieces; ++k) bytes[i] |= rows[i + k * kBits] << (kBits * k);
+    for (uint32_t k = 0; k < kPerByte; ++k) bytes[i] |= rows[i + k * kBits] << (kBits * k);
   }
   if constexpr (kBits == 1) {
     words[0] = bytes[0];

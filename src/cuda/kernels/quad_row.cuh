@@ -149,9 +149,9 @@ __device__ void sum_squares(const QuadLanes<kQuads>& at, const float (&y)[kQuads
   }
 }
 
-// Over blocks of at most `most` coordinates, in any order.
+// Over blocks of at most `limit` coordinates, in any order.
 template <uint32_t kQuads, class Combine>
-__device__ void reduce_quads(const QuadLanes<kQuads>& at, uint32_t most, uint32_t (&v)[kQuads],
+__device__ void reduce_quads(const QuadLanes<kQuads>& at, uint32_t limit, uint32_t (&v)[kQuads],
                              const Combine& combine) {
 #pragma unroll 1
   for (uint32_t step = 1; step < 32; step *= 2) {
@@ -165,7 +165,7 @@ __device__ void reduce_quads(const QuadLanes<kQuads>& at, uint32_t most, uint32_
   for (uint32_t step = 1; step < kQuads; step *= 2) {
 #pragma unroll
     for (uint32_t q = 0; q < kQuads; ++q) {
-      if ((q & step) != 0 || least_of(at.size[q], most) <= step * kQuadRow) continue;
+      if ((q & step) != 0 || least_of(at.size[q], limit) <= step * kQuadRow) continue;
       v[q] = v[q | step] = combine(v[q], v[q | step]);
     }
   }

@@ -95,7 +95,7 @@ __device__ void rope_block(const abi::RopeParams& p, const Args& args, const Rop
   } else {
     rope.template rotate<1>(rope.lane);
   }
-  rope.pass_rest();
+  rope.copy_unrotated();
 }
 
 }  // namespace gyre::cuda

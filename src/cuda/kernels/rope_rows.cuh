@@ -136,11 +136,11 @@ struct Rope {
   template <uint32_t kRun>
   __device__ void load_weights(const RopeOffsets& at, float (&weights)[2][kRun]) const {
     if constexpr (kAdjacent) {
-      float both[2 * kRun];
-      load_weights(at.u, both);
+      float interleaved[2 * kRun];
+      load_weights(at.u, interleaved);
 #pragma unroll
       for (uint32_t i = 0; i < kRun; ++i)
-        weights[0][i] = both[2 * i], weights[1][i] = both[2 * i + 1];
+        weights[0][i] = interleaved[2 * i], weights[1][i] = interleaved[2 * i + 1];
     } else {
       load_weights(at.u, weights[0]), load_weights(at.v, weights[1]);
     }
@@ -212,7 +212,7 @@ struct Rope {
   }
 
   // All of them.
-  __device__ void pass_rest() const {
+  __device__ void copy_unrotated() const {
     const auto dim = static_cast<uint32_t>(p.head_dim),
                rotated = static_cast<uint32_t>(p.block_pairs);
     if constexpr (kAdjacent) {

@@ -97,7 +97,7 @@ struct KeyRotation {
         rope.template rotate_rows<1>(offsets[i], run[i], angle);
       }
     }
-    rope.pass_rest();
+    rope.copy_unrotated();
     __syncwarp();
   }
 };

@@ -41,8 +41,8 @@ __device__ inline TileAddress address_in_page(const abi::WritePages& p,
   const auto high = static_cast<uint32_t>(tile >> 16);
   const uint32_t first = high / page_tiles;
   const uint32_t left = (high - first * page_tiles) << 16 | static_cast<uint32_t>(tile & 0xFFFFu);
-  const uint32_t rest = left / page_tiles, in_page = left - rest * page_tiles;
-  const uint64_t offset = ((uint64_t{first} << 16) + rest) * p.page_stride;
+  const uint32_t remainder = left / page_tiles, in_page = left - remainder * page_tiles;
+  const uint64_t offset = ((uint64_t{first} << 16) + remainder) * p.page_stride;
   return {pointer<uint8_t>(at[1] + offset + head * cache.codes_head_stride +
                            in_page * cache.codes_tile_stride),
           pointer<uint8_t>(at[2] + offset + head * cache.scales_head_stride +

@@ -15,7 +15,7 @@ struct RowTarget {
   bool shared;    // others may write other tokens of the tile
   uint32_t slot;  // of the tile
   TileAddress tile;
-  Half* near;  // in 16 bits, too; null: nowhere
+  Half* f16;  // in 16 bits, too; null: nowhere
 };
 
 // Words of V's tile before the write, for a plane below 8 bits.

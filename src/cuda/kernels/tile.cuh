@@ -56,7 +56,8 @@ __device__ inline void put_calibrated_row(uint32_t head_dim, const TileThread& m
   if (!row.present() || lane * kLaneCoordinates >= head_dim) return;
   uint8_t* const codes = shared.codes + (me.tile * abi::kKvTile + me.slot) * stride;
   row.copy_codes(head_dim, lane * kLaneCoordinates, kLaneCoordinates, codes);
-  if (lane == 0) shared.scales[me.tile][0][me.slot] = static_cast<uint16_t>(row.scale(head_dim));
+  if (lane < head_dim / abi::kv_calibrated_block(head_dim))
+    shared.scales[me.tile][lane][me.slot] = static_cast<uint16_t>(row.scale(head_dim, lane));
 }
 
 // The tile's scales from shared memory: whole groups of eight where all are new.

@@ -63,8 +63,9 @@ struct PlainRow<CalibratedRow> {
       *reinterpret_cast<uint2*>(codes + begin + i) = make_uint2(words[0], words[1]);
     }
   }
-  __device__ uint32_t scale(uint32_t head_dim) const {
-    const uint8_t* const at = &row->first + abi::kv_calibrated_scale(head_dim);
+  // Of the block-th scale block.
+  __device__ uint32_t scale(uint32_t head_dim, uint32_t block) const {
+    const uint8_t* const at = &row->first + abi::kv_calibrated_scale(head_dim) + 2 * block;
     return at[0] | static_cast<uint32_t>(at[1]) << 8;
   }
 };

@@ -6,4 +6,11 @@ namespace gyre::cuda {
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kAll = 0xFFFFFFFFu;
 
+// The `lane`-th lane's x. All lanes of the warp together.
+__device__ inline uint64_t shuffled(uint64_t x, uint32_t lane) {
+  const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
+  const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
+  return uint64_t{high} << 32 | low;
+}
+
 }  // namespace gyre::cuda

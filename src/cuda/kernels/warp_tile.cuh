@@ -230,7 +230,7 @@ __device__ void quantize_warp_tile(TileShared& shared, const abi::KvCacheLayout&
     constexpr uint32_t kLaneCoordinates = kWarpDim / kRowLanes;
     if (row.present()) {
       row.copy_codes(kWarpDim, me.lane * kLaneCoordinates, kLaneCoordinates, row_codes);
-      scale = row.scale(kWarpDim);
+      scale = row.scale(kWarpDim, 0);
     }
   } else {
     scale = warp_encode<kFormat>(row, me.lane, stretch, row_codes);

@@ -60,18 +60,4 @@ __device__ void store_words(const uint32_t (&words)[kWords], uint8_t* to) {
   }
 }
 
-// Changes the bits that are set, at once with others who change other bits of these words. A word
-// at an odd address is changed in two, of which other bytes stay as they are.
-template <uint32_t kWords>
-__device__ void xor_words(const uint32_t (&bits)[kWords], uint8_t* at) {
-  const uint32_t shift = 8 * static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 3);
-  auto* const words = reinterpret_cast<uint32_t*>(at - shift / 8);
-#pragma unroll
-  for (uint32_t i = 0; i < kWords; ++i) {
-    if (bits[i] << shift != 0) atomicXor(words + i, bits[i] << shift);
-    if (shift != 0 && bits[i] >> (32 - shift) != 0)
-      atomicXor(words + i + 1, bits[i] >> (32 - shift));
-  }
-}
-
 }  // namespace gyre::cuda

@@ -17,19 +17,19 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
 
 // A row of sink tokens or tail, 16 lanes each; of a calibrated row its f16 part, bit for bit.
 template <class Source, uint32_t kCalibrated>
-__device__ void append_near(const abi::WriteParams& p, const Args& args, uint64_t row) {
+__device__ void append_f16(const abi::WriteParams& p, const Args& args, uint64_t row) {
   const abi::KvKeys keys = abi::append_keys(p, *pointer<const abi::KvState>(args.at[0]));
   const uint64_t head = row % p.heads, token = row / p.heads % p.tokens;
   const uint64_t stream = row / p.heads / p.tokens, key = keys.begin + token;
   if (stream > 1 || key >= keys.end) return;
   const abi::WriteStream& s = p.stream[stream];
   const uint64_t* const at = args.at + stream_arg(0, static_cast<uint32_t>(stream));
-  const uint64_t offset = abi::append_near_offset(p.places, s, key, head);
-  if (offset == abi::kNoNear) return;
+  const uint64_t offset = abi::append_f16_offset(p.places, s, key, head);
+  if (offset == abi::kNoF16Row) return;
   const uint64_t from = at[0] + head * s.source_head_stride + token * s.source_token_stride;
   const auto copy = [&](const auto* source) {
-    copy_row(source, pointer<Half>(at[3] + offset), s.cache.head_dim, threadIdx.x % kNearLanes,
-             kNearLanes);
+    copy_row(source, pointer<Half>(at[3] + offset), s.cache.head_dim, threadIdx.x % kF16Lanes,
+             kF16Lanes);
   };
   if (is_same_type<Source, CalibratedRow> || (kCalibrated >> stream & 1) != 0) {
     copy(pointer<const Half>(from));
@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   const uint32_t blocks =
       write_tiles<Source, kFormatK, kFormatV, abi::KvState, kCalibrated>(p, args);
   if (blockIdx.x < blocks) return;
-  append_near<Source, kCalibrated>(
+  append_f16<Source, kCalibrated>(
       p, args,
-      uint64_t{blockIdx.x - blocks} * (kBlockThreads / kNearLanes) + threadIdx.x / kNearLanes);
+      uint64_t{blockIdx.x - blocks} * (kBlockThreads / kF16Lanes) + threadIdx.x / kF16Lanes);
 }
 
 template <class Source, uint32_t kFormatK, uint32_t kFormatV, class Slot, uint32_t kCalibrated = 0>

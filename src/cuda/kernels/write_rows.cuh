@@ -43,12 +43,12 @@ __device__ inline RowTarget append_target(const abi::WriteParams& p, const StepR
   const uint64_t key = state.start + row.token;
   const bool valid = key < abi::append_keys(p, state).end;
   const bool stored = valid && key >= p.places.sink_tokens;
-  const uint64_t near = valid ? abi::append_near_offset(p.places, s, key, row.head) : abi::kNoNear;
+  const uint64_t f16 = valid ? abi::append_f16_offset(p.places, s, key, row.head) : abi::kNoF16Row;
   const uint64_t slot =
       abi::kv_slot(stored ? key - p.places.sink_tokens : 0, p.places.body_capacity);
   return {stored, p.tokens > 1, static_cast<uint32_t>(slot % abi::kKvTile),
           address_in_cache(s.cache, row.at, slot / abi::kKvTile, row.head),
-          near != abi::kNoNear ? pointer<Half>(row.at[3] + near) : nullptr};
+          f16 != abi::kNoF16Row ? pointer<Half>(row.at[3] + f16) : nullptr};
 }
 
 // Rows are stored as they come.
@@ -74,7 +74,7 @@ __device__ void write_stream_row(const abi::WriteParams& p, const EarlyArgs& arg
   OldCodes<kFormat, kQuads> old;
   if (is_v && to.stored) old.load(lanes, to.tile.codes);
   if (early) pdl_wait();
-  if (!to.stored && to.near == nullptr) return;
+  if (!to.stored && to.f16 == nullptr) return;
   const uint64_t x =
       row.at[0] + row.token * s.source_token_stride + row.head * s.source_head_stride;
   const Source* from = pointer<const Source>(x);
@@ -85,7 +85,7 @@ __device__ void write_stream_row(const abi::WriteParams& p, const EarlyArgs& arg
     }
   }
   const RawQuads<Source, kQuads> raw(lanes, from);
-  if (to.near != nullptr) raw.copy_to(lanes, to.near);
+  if (to.f16 != nullptr) raw.copy_to(lanes, to.f16);
   if (to.stored) store_quads<kFormat>(s.cache, lanes, raw, old, to);
 }
 

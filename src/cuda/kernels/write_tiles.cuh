@@ -156,8 +156,8 @@ struct StreamTiles {
     copy_row(row.row, to, s.cache.head_dim, me.thread & (lanes - 1), lanes);
   }
 
-  // What a block takes. Slots of a warp's tiles are below 2^32: so many rows of 128 do not fit into
-  // any memory.
+  // What a block takes. Slots of a warp's tiles are below 2^32: more rows of 128 would take 136 GiB
+  // for one head.
   template <uint32_t kFormat>
   __device__ void write(uint32_t block, TileShared& shared) {
     const abi::KvCacheLayout& cache = s.cache;

@@ -41,8 +41,8 @@ constant constexpr float kLevelUnit = 0x1p-16f, kScaleUnit = 0x1p-15f;
 
 // Scale blocks of a head: powers of two, at most 256 coordinates.
 inline uint scale_block_size(uint head_dim, uint begin) {
-  const uint rest = head_dim - begin;  // what is left begins with its largest power of two
-  const uint size = 1u << (31 - clz(rest));
+  const uint remainder = head_dim - begin;  // what is left begins with its largest power of two
+  const uint size = 1u << (31 - clz(remainder));
   return size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
 }
 // The scale block of a coordinate.
@@ -189,7 +189,7 @@ inline void score_levels(const thread StoredSide& k, const device uchar* row,
                          const device uchar* scales, uint slot, const threadgroup float* q,
                          uint pitch, thread float* score) {
   CodeReader reader = code_reader(k, row);
-  float sum[kMostTileRows];
+  float sum[kMaxTileRows];
   uint block = 0, block_end = 0;
   for (uint c = 0; c < k.dim; c += 16) {
     const uint4 codes = reader.next(c);

@@ -10,15 +10,15 @@ namespace metal {
 GYRE_CONSTANT uint32_t kAttentionSimdgroups = 4;
 GYRE_CONSTANT uint32_t kAttentionThreads = kAttentionSimdgroups * 32;
 GYRE_CONSTANT uint32_t kBlockKeys = 32;  // that a simdgroup takes at a time, a lane a key
-GYRE_CONSTANT uint32_t kMostTileRows = 8;
-GYRE_CONSTANT uint32_t kMostTileFloats = 2048;  // of queries, then of sums
-GYRE_CONSTANT uint32_t kRowNotesBytes = 32;     // RowNotes
+GYRE_CONSTANT uint32_t kMaxTileRows = 8;
+GYRE_CONSTANT uint32_t kMaxTileFloats = 2048;  // of queries, then of sums
+GYRE_CONSTANT uint32_t kRowNotesBytes = 32;    // RowNotes
 
 // Rows of a KV head that a group takes: a lane has v_dim / 32 sums of each.
 constexpr uint32_t attention_tile_rows(uint32_t k_dim, uint32_t v_dim) {
   const uint32_t dim = k_dim > v_dim ? k_dim : v_dim;
-  const uint32_t rows = kMostTileFloats / (dim != 0 ? dim : 1);
-  return rows < 1 ? 1 : (rows < kMostTileRows ? rows : kMostTileRows);
+  const uint32_t rows = kMaxTileFloats / (dim != 0 ? dim : 1);
+  return rows < 1 ? 1 : (rows < kMaxTileRows ? rows : kMaxTileRows);
 }
 
 // Scales of a value: native blocks are powers of two of at most 256 coordinates.
@@ -26,7 +26,8 @@ constexpr uint32_t value_blocks(uint32_t format, uint32_t v_dim) {
   if (abi::kv_is_mlx_native(format)) return abi::kv_mlx_native_norms(v_dim);
   if (!abi::kv_is_native(format)) return 0;
   uint32_t blocks = v_dim / abi::kKvScaleBlock;
-  for (uint32_t rest = v_dim % abi::kKvScaleBlock; rest != 0; rest &= rest - 1) ++blocks;
+  for (uint32_t remainder = v_dim % abi::kKvScaleBlock; remainder != 0; remainder &= remainder - 1)
+    ++blocks;
   return blocks;
 }
 
@@ -46,17 +47,17 @@ inline AttentionLayout attention_layout(uint32_t k_dim, uint32_t v_dim, uint32_t
   return at;
 }
 
-// Over pages each decoding sequence's keys are cut by its own length, a group to a piece.
-GYRE_CONSTANT uint64_t kPieceKeys = 512, kMostPieces = 32;
+// Over pages each decoding sequence's keys are cut by its own length, a group to a split.
+GYRE_CONSTANT uint64_t kSplitKeys = 512, kMaxSplits = 32;
 
 // attention_many_rows: eight rows to a simdgroup.
 GYRE_CONSTANT uint32_t kManyRowsTile = kAttentionSimdgroups * 8;
-GYRE_CONSTANT uint32_t kMostManyRowsDim = 256;
+GYRE_CONSTANT uint32_t kMaxManyRowsDim = 256;
 GYRE_CONSTANT uint32_t kStageFloats = 4096;  // keys, then values, of a stage
-GYRE_CONSTANT uint32_t kMostStageKeys = 32;
+GYRE_CONSTANT uint32_t kMaxStageKeys = 32;
 
 constexpr uint32_t many_rows_keys(uint32_t k_dim, uint32_t v_dim) {
-  return (k_dim > v_dim ? k_dim : v_dim) <= 128 ? kMostStageKeys : kMostStageKeys / 2;
+  return (k_dim > v_dim ? k_dim : v_dim) <= 128 ? kMaxStageKeys : kMaxStageKeys / 2;
 }
 // Rows whose queries, or sums, the memory of a stage holds.
 constexpr uint32_t many_rows_staged(uint32_t dim) { return dim <= 128 ? 32 : 16; }

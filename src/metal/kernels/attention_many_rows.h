@@ -6,12 +6,12 @@ namespace gyre {
 namespace metal {
 
 constant constexpr uint kMatrix = 8;
-constant constexpr uint kMostMatrices = kMostManyRowsDim / kMatrix;
+constant constexpr uint kMaxMatrices = kMaxManyRowsDim / kMatrix;
 
 // A simdgroup's eight rows. Loops over matrices have a fixed count, for every compiler to unroll,
 // and what the head dims do not reach is left out inside.
 struct RowMatrices {
-  simdgroup_float8x8 q[kMostMatrices], sums[kMostMatrices];
+  simdgroup_float8x8 q[kMaxMatrices], sums[kMaxMatrices];
   uint2 place;  // rows of a lane's two values of a matrix
   float max_logit[kMatrix];
   float sum[kMatrix];  // of the lane's keys
@@ -47,18 +47,18 @@ inline void start_rows(thread RowMatrices& rows, const thread RowTile& tile,
     const uint left = tile.rows > first ? tile.rows - first : 0;
     const uint count = left < at_once ? left : at_once;
     load_queries(x, at_once, first, count, tile, p, at, shape.k_format, shape.k_dim, grid);
-    const uint mine = grid.simdgroup * kMatrix;
-    if (mine >= first && mine < first + at_once) {
+    const uint first_row = grid.simdgroup * kMatrix;
+    if (first_row >= first && first_row < first + at_once) {
       GYRE_UNROLL
-      for (uint c = 0; c < kMostMatrices; ++c) {
+      for (uint c = 0; c < kMaxMatrices; ++c) {
         if (c >= shape.k_dim / kMatrix) continue;
-        simdgroup_load(rows.q[c], x + c * kMatrix * at_once + (mine - first), at_once, ulong2{0, 0},
-                       true);
+        simdgroup_load(rows.q[c], x + c * kMatrix * at_once + (first_row - first), at_once,
+                       ulong2{0, 0}, true);
       }
     }
   }
   GYRE_UNROLL
-  for (uint c = 0; c < kMostMatrices; ++c)
+  for (uint c = 0; c < kMaxMatrices; ++c)
     rows.sums[c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   GYRE_UNROLL
   for (uint r = 0; r < kMatrix; ++r) rows.max_logit[r] = minus_infinity(), rows.sum[r] = 0;
@@ -71,7 +71,7 @@ inline void score_stage(thread RowMatrices& rows, const threadgroup float* keys,
   for (uint k = 0; k < count / kMatrix; ++k) {
     simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     GYRE_UNROLL
-    for (uint c = 0; c < kMostMatrices; ++c) {
+    for (uint c = 0; c < kMaxMatrices; ++c) {
       if (c >= k_dim / kMatrix) continue;
       simdgroup_float8x8 b;
       simdgroup_load(b, keys + k * kMatrix * k_dim + c * kMatrix, k_dim, ulong2{0, 0}, true);
@@ -122,7 +122,7 @@ inline void scale_sums(thread RowMatrices& rows, uint v_dim, const thread float*
     rescale.y = rows.place.y == r ? rescales[r] : rescale.y;
   }
   GYRE_UNROLL
-  for (uint c = 0; c < kMostMatrices; ++c) {
+  for (uint c = 0; c < kMaxMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
     const float first = rows.sums[c].thread_elements()[0];
     const float second = rows.sums[c].thread_elements()[1];
@@ -137,7 +137,7 @@ inline void add_non_finite_values(thread RowMatrices& rows, const threadgroup fl
                                   const threadgroup float* values, uint v_dim, uint count,
                                   threadgroup float* square, const thread Grid& grid) {
   GYRE_UNROLL
-  for (uint c = 0; c < kMostMatrices; ++c) {
+  for (uint c = 0; c < kMaxMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
     simdgroup_store(rows.sums[c], square, kMatrix);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -157,18 +157,18 @@ inline void add_non_finite_values(thread RowMatrices& rows, const threadgroup fl
 // Sums plus weights times values, which are finite.
 inline void add_stage(thread RowMatrices& rows, const threadgroup float* weights,
                       const threadgroup float* values, uint v_dim, uint count) {
-  constexpr uint kMostOfKeys = kMostStageKeys / kMatrix;
-  simdgroup_float8x8 of_keys[kMostOfKeys];
+  constexpr uint kMaxKeyTiles = kMaxStageKeys / kMatrix;
+  simdgroup_float8x8 of_keys[kMaxKeyTiles];
   GYRE_UNROLL
-  for (uint k = 0; k < kMostOfKeys; ++k) {
+  for (uint k = 0; k < kMaxKeyTiles; ++k) {
     if (k >= count / kMatrix) continue;
     simdgroup_load(of_keys[k], weights + k * kMatrix, count);
   }
   GYRE_UNROLL
-  for (uint c = 0; c < kMostMatrices; ++c) {
+  for (uint c = 0; c < kMaxMatrices; ++c) {
     if (c >= v_dim / kMatrix) continue;
     GYRE_UNROLL
-    for (uint k = 0; k < kMostOfKeys; ++k) {
+    for (uint k = 0; k < kMaxKeyTiles; ++k) {
       if (k >= count / kMatrix) continue;
       simdgroup_float8x8 b;
       simdgroup_load(b, values + k * kMatrix * v_dim + c * kMatrix, v_dim);
@@ -181,16 +181,16 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
                              constant abi::AttentionParams& p, const thread AttentionPointers& at,
                              const thread Grid& grid, const thread AttentionShape& shape,
                              bool invalid) {
-  const uint at_once = many_rows_staged(shape.v_dim), mine = grid.simdgroup * kMatrix;
+  const uint at_once = many_rows_staged(shape.v_dim), first_row = grid.simdgroup * kMatrix;
   threadgroup float* const x = floats_at(grid, 0);
   const float unit = abi::kv_is_native(shape.v_format) ? kScaleUnit : 1.0f;
   for (uint first = 0; first < kManyRowsTile; first += at_once) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const bool here = mine >= first && mine < first + at_once;
+    const bool here = first_row >= first && first_row < first + at_once;
     GYRE_UNROLL
-    for (uint c = 0; c < kMostMatrices; ++c) {
+    for (uint c = 0; c < kMaxMatrices; ++c) {
       if (!here || c >= shape.v_dim / kMatrix) continue;
-      simdgroup_store(rows.sums[c], x + c * kMatrix * at_once + (mine - first), at_once,
+      simdgroup_store(rows.sums[c], x + c * kMatrix * at_once + (first_row - first), at_once,
                       ulong2{0, 0}, true);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -201,9 +201,9 @@ inline void finish_many_rows(thread RowMatrices& rows, const thread RowTile& til
       for (ushort step = kLanes / 2; step != 0; step /= 2)
         state.sum += simd_shuffle_xor(state.sum, step);
       if (invalid) state.sum = as_type<float>(0x7FC00000u);
-      if (mine + r < tile.rows) {
-        write_row(x + (mine - first) + r, at_once, mine + r, state, unit, tile, p, at, shape.v_dim,
-                  grid);
+      if (first_row + r < tile.rows) {
+        write_row(x + (first_row - first) + r, at_once, first_row + r, state, unit, tile, p, at,
+                  shape.v_dim, grid);
       }
     }
   }

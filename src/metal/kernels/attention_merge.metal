@@ -12,7 +12,7 @@ kernel void attention_merge(constant gyre::abi::AttentionMergeParams& p [[buffer
   for (ulong row = group.x; row < rows; row += groups.x) {
     const device float* const first = pointer<float>(partial) + row * (p.head_dim + 2);
     const device float* const maxima = first + p.head_dim;
-    // In base 2. A split without keys is none, whatever it holds.
+    // In base 2. A split without keys does not count, whatever it holds.
     SoftmaxState state = {minus_infinity(), 0};
     for (ulong s = 0; s < p.splits; ++s) {
       if (maxima[s * stride + 1] != 0) state.max_logit = max(state.max_logit, maxima[s * stride] * kLog2E);

@@ -122,9 +122,9 @@ struct SoftmaxState {
 
 // A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
 inline float finish_row(thread SoftmaxState& state, float sink) {
-  constexpr float kMost = 3.402823466e38f;
+  constexpr float kMax = 3.402823466e38f;
   float rescale = 1.0f;
-  if (isfinite(sink)) sink = clamp(sink * kLog2E, -kMost, kMost);
+  if (isfinite(sink)) sink = clamp(sink * kLog2E, -kMax, kMax);
   if (sink != minus_infinity()) {
     if (sink > state.max_logit) {
       rescale = exp2_of(state.max_logit - sink);
@@ -139,10 +139,10 @@ inline float log_sum_exp(SoftmaxState state) {
   return state.sum == 0 ? minus_infinity() : (state.max_logit + precise::log2(state.sum)) * kLn2;
 }
 
-// The state of a row of a piece over pages: {values, max in base 2, sum}; without a sum no values.
-inline device float* piece_state(const thread RowTile& tile, const thread AttentionPointers& at,
-                                 ulong piece, uint r, uint v_dim) {
-  return pointer<float>(at.partial) + (piece * tile.states + tile.first_state + r) * (v_dim + 2);
+// The state of a row of a split over pages: {values, max in base 2, sum}; without a sum no values.
+inline device float* split_state(const thread RowTile& tile, const thread AttentionPointers& at,
+                                 ulong split, uint r, uint v_dim) {
+  return pointer<float>(at.partial) + (split * tile.states + tile.first_state + r) * (v_dim + 2);
 }
 
 // Row r, its values times `unit` and relative to the state's largest logit, to the output or as
@@ -153,14 +153,14 @@ inline void write_row(const threadgroup float* x, uint pitch, uint r, SoftmaxSta
   const RowPlace place = row_place(tile, p.group, r);
   const ulong token = tile.first_token + place.token;
   if (p.partial == abi::kAttentionPartial || p.partial == abi::kAttentionStates) {
-    const bool piece = tile.entries != nullptr && p.partial == abi::kAttentionPartial;
+    const bool split = tile.entries != nullptr && p.partial == abi::kAttentionPartial;
     device uchar* states = at.partial;
     if (p.partial == abi::kAttentionStates) states = at.out;
     device float* to = pointer<float>(states) +
                        ((tile.split * p.tokens + token) * p.heads + place.head) * (v_dim + 2);
-    if (piece) to = piece_state(tile, at, tile.split, r, v_dim);
+    if (split) to = split_state(tile, at, tile.split, r, v_dim);
     for (uint c = grid.lane; c < v_dim; c += kLanes) to[c] = x[c * pitch] * unit;
-    if (grid.lane == 0) to[v_dim] = piece ? state.max_logit : state.max_logit * kLn2;
+    if (grid.lane == 0) to[v_dim] = split ? state.max_logit : state.max_logit * kLn2;
     if (grid.lane == 0) to[v_dim + 1] = state.sum;
     return;
   }

@@ -5,7 +5,7 @@
 // scores a key, then has some coordinates of V, so that nothing is added up across lanes until the
 // end. Bytes read: the split's K and V once for each such tile of rows, and the queries. A decoded
 // token has one tile where a KV head has no more query heads than attention_tile_rows.
-#include "metal/kernels/attention_pieces.h"
+#include "metal/kernels/attention_splits.h"
 #include "metal/kernels/attention_values.h"
 
 namespace gyre {
@@ -21,8 +21,8 @@ struct RowsWorker {
 
 // The online softmax over a block of keys, a lane each.
 struct LaneSoftmax {
-  float max_logit[kMostTileRows];  // of the simdgroup
-  float sum[kMostTileRows];        // of the lane's keys
+  float max_logit[kMaxTileRows];  // of the simdgroup
+  float sum[kMaxTileRows];        // of the lane's keys
 };
 
 // One block of keys: scores, then weights to the group's memory, then values. `invalid` is set
@@ -49,7 +49,7 @@ inline void attend_block(const thread RowsWorker& w, constant abi::AttentionPara
   for (uint r = 0; r < w.tile.rows; ++r) {
     if (held && sees(notes[r], w.tile, key, tree_mask, p.tree_stride)) seen |= 1u << r;
   }
-  float score[kMostTileRows];
+  float score[kMaxTileRows];
   GYRE_UNROLL
   for (uint r = 0; r < rows; ++r) score[r] = 0;
   if (seen != 0) {
@@ -157,8 +157,8 @@ inline void attend_rows(constant abi::AttentionParams& p, const thread Attention
   w.shape = shape;
   const bool placed = shape.paged ? place_batch_tile(w.tile, p, at, grid, shape.rows, kBlockKeys)
                                   : place_cache_tile(w.tile, p, at, grid, shape.rows, kBlockKeys);
-  if (!placed || leave_empty_piece(w.tile, p, at, shape.v_dim, grid) ||
-      merge_pieces(w.tile, p, at, shape.rows, shape.v_dim, grid))
+  if (!placed || leave_empty_split(w.tile, p, at, shape.v_dim, grid) ||
+      merge_splits(w.tile, p, at, shape.rows, shape.v_dim, grid))
     return;
   w.v_blocks = value_blocks(shape.v_format, shape.v_dim);
   w.layout = attention_layout(shape.k_dim, shape.v_dim, shape.rows, w.v_blocks);

@@ -11,7 +11,7 @@ namespace gyre {
 namespace metal {
 
 struct TileAt {
-  ulong offset, tile;  // of a page that lies so many bytes on, or of the cache
+  ulong offset, tile;  // of a page, `offset` bytes on, or of the cache
 };
 
 struct RowTile {
@@ -23,7 +23,7 @@ struct RowTile {
   ulong first_row, first_token;  // of the KV head's rows, in the call or in the sequence
   ulong base_tile;               // over pages: at the walk's position 0
   const device uint* entries;    // over pages: the sequence's row of the table
-  ulong first_state, states;     // over pages: of the tile's rows in a piece's states, and of all
+  ulong first_state, states;     // over pages: of the tile's rows in a split's states, and of all
   uint rows;
   bool invalid;  // over pages: rows that make no sense
 
@@ -107,7 +107,7 @@ inline bool place_cache_tile(thread RowTile& tile, constant abi::AttentionParams
     const abi::KvKeys keys = abi::attention_keys(state, p);
     tile.mask.length = static_cast<long>(state.length);
     begin = keys.begin, end = keys.end, tail_begin = state.tail_begin;
-    each = abi::kv_most(abi::attention_split_keys(end - begin, p.splits), p.fewest_split_keys);
+    each = abi::kv_max(abi::attention_split_keys(end - begin, p.splits), p.fewest_split_keys);
   }
   const ulong first = abi::kv_least(begin + tile.split * each, end);
   const ulong last = p.partial == abi::kAttentionWhole ? end : abi::kv_least(first + each, end);
@@ -118,17 +118,17 @@ inline bool place_cache_tile(thread RowTile& tile, constant abi::AttentionParams
   return true;
 }
 
-// Over pages: the keys of the piece that the group takes; none where there are fewer pieces.
-inline void place_piece(thread RowTile& tile, ulong tokens, ulong length) {
+// Over pages: the keys of the split that the group takes; none where there are fewer splits.
+inline void place_split(thread RowTile& tile, ulong tokens, ulong length) {
   const long begin = tile.bounds(0).begin, end = tile.bounds(tokens - 1).end;
   const ulong first = static_cast<ulong>(begin);
-  const abi::AttentionCut cut = {kPieceKeys, kMostPieces};
-  const abi::AttentionPieces pieces =
-      abi::attention_pieces(cut, length, first, end > begin ? static_cast<ulong>(end) : first);
-  const ulong piece = pieces.first + tile.split;
-  const ulong from = piece < pieces.end ? piece * pieces.keys : length;
+  const abi::AttentionCut cut = {kSplitKeys, kMaxSplits};
+  const abi::AttentionSplits splits =
+      abi::sequence_splits(cut, length, first, end > begin ? static_cast<ulong>(end) : first);
+  const ulong split = splits.first + tile.split;
+  const ulong from = split < splits.end ? split * splits.keys : length;
   tile.first_key = static_cast<long>(from);
-  tile.last_key = static_cast<long>(abi::kv_least(from + pieces.keys, length));
+  tile.last_key = static_cast<long>(abi::kv_least(from + splits.keys, length));
 }
 
 inline abi::BatchSequence sequence_of(constant abi::AttentionParams& p,
@@ -147,8 +147,8 @@ inline uint sequence_tiles(constant abi::AttentionParams& p, const thread Attent
   return static_cast<uint>((tokens * p.group + tile_rows - 1) / tile_rows);
 }
 
-// Group x is a row tile of some sequence, y a piece of its keys, z the KV head. Each simdgroup
-// finds it for itself, a sequence a lane. False: there are not so many.
+// Group x is a row tile of some sequence, y a split of its keys, z the KV head. Each simdgroup
+// finds it for itself, a sequence a lane. False: there are fewer.
 inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams& p,
                              const thread AttentionPointers& at, const thread Grid& grid,
                              uint tile_rows, ulong block_keys) {
@@ -156,14 +156,14 @@ inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams
   uint before = 0, sequence = 0, number = 0;
   bool found = false;
   for (ulong base = 0; base < p.table.sequences && !found; base += kLanes) {
-    const uint mine = sequence_tiles(p, at, grid, base + grid.lane, tile_rows);
-    uint sum = mine;
+    const uint tiles = sequence_tiles(p, at, grid, base + grid.lane, tile_rows);
+    uint sum = tiles;
     for (uint step = 1; step < kLanes; step *= 2) {
       const uint lower = simd_shuffle_up(sum, static_cast<ushort>(step));
       sum += grid.lane >= step ? lower : 0;
     }
-    const uint first = before + sum - mine;
-    const bool here = wanted >= first && wanted - first < mine;
+    const uint first = before + sum - tiles;
+    const bool here = wanted >= first && wanted - first < tiles;
     const uint owner = simd_min(here ? grid.lane : kLanes);
     found = owner < kLanes;
     if (found) {
@@ -192,7 +192,7 @@ inline bool place_batch_tile(thread RowTile& tile, constant abi::AttentionParams
   const device int* const tails = grid.has(abi::arg_tail_begin) ? pointer<int>(at.state) : nullptr;
   abi::fill_segment<long>(tile.mask, p.segment, p.places,
                           abi::batch_tail_begin(tails, sequence, of.length));
-  if (p.partial == abi::kAttentionPartial) place_piece(tile, of.tokens, of.length);
+  if (p.partial == abi::kAttentionPartial) place_split(tile, of.tokens, of.length);
   place_walk(tile, p, block_keys);
   return true;
 }

@@ -6,10 +6,10 @@
 namespace gyre {
 namespace metal {
 
-constant constexpr uint kMostSums = kMostTileFloats / kLanes + kMostTileRows;  // of a lane
+constant constexpr uint kMaxSums = kMaxTileFloats / kLanes + kMaxTileRows;  // of a lane
 
 struct LaneSums {
-  float at[kMostSums];  // [coordinate of the lane][row]
+  float at[kMaxSums];  // [coordinate of the lane][row]
 };
 
 // The weights of one key; guarded: some are 0 because the row does not see the key, whose value may

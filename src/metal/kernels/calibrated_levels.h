@@ -1,14 +1,13 @@
 #pragma once
-// Levels, codes and sums of calibrated rows (docs/kv_formats.md, "Calibrated rows"). Lane l has
-// coordinates l
-// + 32 k here: so the chains of a sum are the lanes.
+// Levels, codes and sums of a scale block of calibrated rows (docs/kv_formats.md, "Calibrated
+// rows"). Lane l has coordinates l + 32 k here: so the chains of a sum are the lanes.
 #include "abi/kv_feedback.h"
 #include "metal/kernels/native_codes.h"
 
 namespace gyre {
 namespace metal {
 
-constant constexpr uint kCalibratedParts = abi::kKvMostCalibratedDim / kLanes;
+constant constexpr uint kCalibratedParts = abi::kKvScaleBlock / kLanes;
 
 // The level nearest to t, in t's unit: twice the magnitude, half the odd integer, the byte.
 inline float level_near(uint format, float t) {
@@ -22,8 +21,8 @@ inline float level_near(uint format, float t) {
     return copysign(level, t);
   }
   if (codec.levels == abi::KvLevels::bytes) return clamp(ceil(t - 0.5f), -127.0f, 127.0f);
-  const float top = static_cast<float>(1u << (codec.bits - 1));
-  return clamp(ceil(t), 1.0f - top, top) - 0.5f;
+  const float upper = static_cast<float>(1u << (codec.bits - 1));
+  return clamp(ceil(t), 1.0f - upper, upper) - 0.5f;
 }
 inline float level_unit(uint format) {
   const abi::KvLevels levels = abi::kv_codec(format).levels;
@@ -44,7 +43,7 @@ inline uint code_of_level(uint format, float level) {
   return static_cast<uint>(static_cast<int>(level + 0.5f) + (1 << (codec.bits - 1)) - 1);
 }
 
-// Coordinates beyond the row are 0.
+// Coordinates beyond the block are 0.
 struct CalibratedPart {
   float at[kCalibratedParts];
 };
@@ -68,24 +67,21 @@ inline float sum_products(const thread CalibratedPart& v, const thread Calibrate
   return chain;
 }
 
-// Element i of a row times the first `count` rows of a matrix.
+// Element i of a row times the first `count` rows of a matrix, behind `sum`.
 inline float column_product(const device float* matrix, const threadgroup float* row, uint n,
-                            uint count, uint i) {
-  float sum = 0;
+                            uint count, uint i, float sum) {
   for (uint j = 0; j < count; ++j) sum = fma(matrix[j * n + i], row[j], sum);
   return sum;
 }
 
 // Step 6: t of each coordinate, with what the errors of those before it add. factor: null if there
-// is none.
-inline CalibratedPart error_feedback(uint format, const device float* factor,
-                                     const thread CalibratedPart& v, uint n, uint lane) {
-  CalibratedPart t, a;
+// is none; a row follows `stride` floats behind the one before. a: what the blocks before add.
+inline CalibratedPart error_feedback(uint format, const device float* factor, uint stride,
+                                     const thread CalibratedPart& v, thread CalibratedPart a,
+                                     uint n, uint lane) {
+  CalibratedPart t;
   GYRE_UNROLL
-  for (uint k = 0; k < kCalibratedParts; ++k) {
-    a.at[k] = 0.0f;
-    t.at[k] = v.at[k] + a.at[k];
-  }
+  for (uint k = 0; k < kCalibratedParts; ++k) t.at[k] = v.at[k] + a.at[k];
   if (factor == nullptr) return t;
   GYRE_UNROLL
   for (uint k = 0; k < kCalibratedParts; ++k) {
@@ -98,7 +94,7 @@ inline CalibratedPart error_feedback(uint format, const device float* factor,
       GYRE_UNROLL
       for (uint later = k; later < kCalibratedParts; ++later) {
         const uint j = kLanes * later + lane;
-        if (j > i && j < n) a.at[later] = fma(factor[i * n + j], error, a.at[later]);
+        if (j > i && j < n) a.at[later] = fma(factor[i * stride + j], error, a.at[later]);
       }
     }
   }

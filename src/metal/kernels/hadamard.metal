@@ -11,17 +11,17 @@ constant constexpr uint kLongest = 8192;
 
 // Stages 1024 and up: a thread has all points at one place of the simdgroups' rows.
 inline void transform_across(threadgroup float* points, uint head_dim, uint index, uint threads) {
-  constexpr uint kMost = kLongest / abi::kKvMaxHeadDim;
+  constexpr uint kMax = kLongest / abi::kKvMaxHeadDim;
   for (uint at = index; at < abi::kKvMaxHeadDim; at += threads) {
-    float y[kMost];
-    for (uint i = 0; i < kMost; ++i)
+    float y[kMax];
+    for (uint i = 0; i < kMax; ++i)
       y[i] = i * abi::kKvMaxHeadDim < head_dim ? points[i * abi::kKvMaxHeadDim + at] : 0.0f;
-    for (uint apart = 1; apart < kMost; apart *= 2) {
+    for (uint apart = 1; apart < kMax; apart *= 2) {
       if (apart * abi::kKvMaxHeadDim >= head_dim) continue;
-      for (uint i = 0; i < kMost; ++i)
+      for (uint i = 0; i < kMax; ++i)
         if ((i & apart) == 0) butterfly(y[i], y[i + apart]);
     }
-    for (uint i = 0; i < kMost; ++i)
+    for (uint i = 0; i < kMax; ++i)
       if (i * abi::kKvMaxHeadDim < head_dim) points[i * abi::kKvMaxHeadDim + at] = y[i];
   }
 }

@@ -27,7 +27,7 @@ struct Calibrated {
 inline Calibrated code_of(uint format, float y, float factor) {
   const abi::KvCodec codec = abi::kv_codec(format);
   const float v = y * factor;
-  const int top = 1 << (codec.bits - 1);
+  const int upper = 1 << (codec.bits - 1);
   Calibrated calibrated;
   if (codec.levels == abi::KvLevels::magnitudes) {
     calibrated.code = 0;
@@ -39,8 +39,8 @@ inline Calibrated code_of(uint format, float y, float factor) {
     }
     calibrated.code |= as_type<uint>(y) >> 31 << (codec.bits - 1);
   } else if (codec.levels == abi::KvLevels::odd) {
-    const int whole = clamp(static_cast<int>(ceil(v)), 1 - top, top);
-    calibrated.code = static_cast<uint>(whole + top - 1);
+    const int whole = clamp(static_cast<int>(ceil(v)), 1 - upper, upper);
+    calibrated.code = static_cast<uint>(whole + upper - 1);
     calibrated.level = 2 * whole - 1;
   } else {
     const int whole = clamp(static_cast<int>(ceil(v - 0.5f)), -127, 127);
@@ -56,13 +56,13 @@ inline uint scale_bits(float scaled) {
   return (bits + 0x3FFFu + (bits >> 15 & 1u)) >> 15;
 }
 
-// Whether parts j and j + apart are in one block of at most `most` points.
-inline bool are_joined(uint j, uint apart, uint most, uint head_dim) {
-  return (j & apart) == 0 && min(block_points(kPart * j, head_dim), most) > kPart * apart;
+// Whether parts j and j + apart are in one block of at most `limit` points.
+inline bool are_joined(uint j, uint apart, uint limit, uint head_dim) {
+  return (j & apart) == 0 && min(block_points(kPart * j, head_dim), limit) > kPart * apart;
 }
 
 // The largest magnitude of each lane's block, as bits; infinity and NaN are larger than any.
-inline void largest_of_blocks(const thread Row& row, uint head_dim, uint most, uint lane,
+inline void largest_of_blocks(const thread Row& row, uint head_dim, uint limit, uint lane,
                               thread uint* largest) {
   GYRE_UNROLL
   for (uint j = 0; j < kRowParts; ++j) {
@@ -77,7 +77,7 @@ inline void largest_of_blocks(const thread Row& row, uint head_dim, uint most, u
     const uint apart = 1u << stage;
     GYRE_UNROLL
     for (uint j = 0; j < kRowParts; ++j) {
-      if (!are_joined(j, apart, most, head_dim)) continue;
+      if (!are_joined(j, apart, limit, head_dim)) continue;
       largest[j] = largest[j + apart] = max(largest[j], largest[j + apart]);
     }
   }

@@ -45,8 +45,8 @@ inline int sum_of_lanes(int value, uint points) {
 }
 
 inline float plus_lanes(float sum, uint step, bool inside) {
-  const float both = sum + simd_shuffle_xor(sum, static_cast<ushort>(step));
-  return inside ? both : sum;
+  const float pair_sum = sum + simd_shuffle_xor(sum, static_cast<ushort>(step));
+  return inside ? pair_sum : sum;
 }
 // In one order for every lane.
 inline float sum_of_simdgroup(float sum) {

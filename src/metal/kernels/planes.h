@@ -43,7 +43,8 @@ struct FieldAddress {
 };
 inline FieldAddress row_field(const thread Plane& plane, uint coordinate, uint head_dim) {
   const uint group = abi::kv_group(plane.bits), begin = coordinate / group * group;
-  const uint rest = head_dim - begin, bytes = rest < group ? rest / plane.fields() : 16;
+  const uint remainder = head_dim - begin,
+             bytes = remainder < group ? remainder / plane.fields() : 16;
   const uint at = coordinate - begin;
   return {begin / plane.fields() + at % bytes, at / bytes};
 }
@@ -61,11 +62,11 @@ inline void pack_row_plane(const threadgroup uint* codes, uint head_dim, const t
     store_word(to + 4 * i, word, wide);
   }
   const threadgroup uchar* const bytes = reinterpret_cast<const threadgroup uchar*>(codes);
-  const uint begin = groups * abi::kv_group(plane.bits), rest = (head_dim - begin) / fields;
-  for (uint i = lane; i < rest; i += kLanes) {
+  const uint begin = groups * abi::kv_group(plane.bits), remainder = (head_dim - begin) / fields;
+  for (uint i = lane; i < remainder; i += kLanes) {
     uint byte = 0;
     for (uint f = 0; f < fields; ++f)
-      byte |= (bytes[begin + f * rest + i] >> plane.shift & plane.mask()) << (plane.bits * f);
+      byte |= (bytes[begin + f * remainder + i] >> plane.shift & plane.mask()) << (plane.bits * f);
     to[16 * groups + i] = static_cast<uchar>(byte);
   }
 }

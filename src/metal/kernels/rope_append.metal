@@ -86,9 +86,9 @@ kernel void rope_append(
     const device uchar* q_weight [[buffer(6)]], const device uchar* k_weight [[buffer(7)]],
     const device uchar* where [[buffer(8)]], const device uchar* k [[buffer(9)]],
     device uchar* k_codes [[buffer(10)]], device uchar* k_scales [[buffer(11)]],
-    device uchar* k_near [[buffer(12)]], const device uchar* v [[buffer(13)]],
+    device uchar* k_f16 [[buffer(12)]], const device uchar* v [[buffer(13)]],
     device uchar* v_codes [[buffer(14)]], device uchar* v_scales [[buffer(15)]],
-    device uchar* v_near [[buffer(16)]], GYRE_GRID_ARGUMENTS) {
+    device uchar* v_f16 [[buffer(16)]], GYRE_GRID_ARGUMENTS) {
   using namespace gyre::metal;
   const Grid grid = GYRE_GRID;
   const RopeTables tables = {positions, frequencies, factors, grid.has(4)};
@@ -98,7 +98,7 @@ kernel void rope_append(
     const uint stream = group.x < tile_groups ? 0 : 1;
     const uint number = group.x - stream * tile_groups, of_head = number / heads;
     const StoredStream to = {stream == 0 ? k : v, stream == 0 ? k_codes : v_codes,
-                             stream == 0 ? k_scales : v_scales, stream == 0 ? k_near : v_near,
+                             stream == 0 ? k_scales : v_scales, stream == 0 ? k_f16 : v_f16,
                              grid.aligned(9 + 4 * stream)};
     store_stream(p, tables, k_weight, to, where, stream, ulong(of_head) * simdgroups + simdgroup,
                  number - of_head * heads, shared + simdgroup * rope_append_bytes(p), lane);

@@ -125,8 +125,8 @@ inline void transform_outer(thread Row& row, uint head_dim, uint lane) {
       GYRE_UNROLL
       for (uint k = 0; k < 4; ++k) {
         const float own = row.y[j][k], other = simd_shuffle_xor(own, static_cast<ushort>(step));
-        const float both = upper ? other - own : own + other;
-        row.y[j][k] = inside ? both : own;
+        const float combined = upper ? other - own : own + other;
+        row.y[j][k] = inside ? combined : own;
       }
     }
   }

@@ -109,15 +109,15 @@ inline void store_codes(constant abi::KvCacheLayout& cache, uint format, uint to
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Where a step's rows go in 16 bits, too: lane % 8 is the slot. kNoNear: nowhere.
-struct NearRows {
+// Where a step's rows go in 16 bits, too: lane % 8 is the slot. kNoF16Row: nowhere.
+struct F16Rows {
   device uchar* base;
   ulong offset;
 
   template <class Rows>
   void store(const thread Rows& rows, uint slot, uint head_dim, uint lane) const {
     const ulong at = shuffle_ulong(offset, slot);
-    if (at != abi::kNoNear) copy_row(rows, head_dim, base + at, kF16, lane);
+    if (at != abi::kNoF16Row) copy_row(rows, head_dim, base + at, kF16, lane);
   }
 };
 
@@ -126,8 +126,8 @@ struct TileJob {
   uint tokens;  // bits of the slots that get one
   ulong token;
   TileTarget to;
-  NearRows near;
-  bool is_body;  // else its rows have no place but `near`
+  F16Rows f16;
+  bool is_body;  // else its rows have no place but `f16`
 };
 
 // The row of a slot: codes to the group's memory, scales and dense rows to memory.
@@ -155,7 +155,10 @@ inline void put_slot(constant abi::KvCacheLayout& cache, uint /*format*/,
   const uint head_dim = cache.head_dim;
   for (uint i = lane; i < head_dim; i += kLanes)
     codes[slot * head_dim + i] = rows.row[abi::kv_calibrated_codes(head_dim) + i];
-  if (lane < 2) to.scales[2 * slot + lane] = rows.row[abi::kv_calibrated_scale(head_dim) + lane];
+  const uint scales = head_dim / abi::kv_calibrated_block(head_dim);
+  if (lane < 2 * scales)
+    to.scales[2 * (lane / 2 * abi::kKvTile + slot) + lane % 2] =
+        rows.row[abi::kv_calibrated_scale(head_dim) + lane];
 }
 
 // Every lane of the simdgroup comes here.
@@ -165,7 +168,7 @@ void store_tile(constant abi::KvCacheLayout& cache, uint format, const thread Ti
   for (uint slot = 0; slot < abi::kKvTile; ++slot) {
     if ((job.tokens >> slot & 1u) == 0) continue;
     rows.begin(slot);
-    job.near.store(rows, slot, cache.head_dim, lane);
+    job.f16.store(rows, slot, cache.head_dim, lane);
     if (job.is_body) put_slot(cache, format, rows, slot, job.to, codes, lane);
   }
   if (job.is_body && !is_dense(format)) store_codes(cache, format, job.tokens, codes, job.to, lane);

@@ -19,15 +19,15 @@ inline uint leading_zeros(ulong x) {
   return high != 0 ? clz(high) : 32 + clz(static_cast<uint>(x));
 }
 
-// Nearest, ties to even. `more`: something follows the mantissa's last bit; it has at least 62
+// Nearest, ties to even. `inexact`: something follows the mantissa's last bit; it has at least 62
 // bits then.
-inline Double round_double(ulong mantissa, bool more, int exponent, bool negative) {
+inline Double round_double(ulong mantissa, bool inexact, int exponent, bool negative) {
   if (mantissa == 0) return {0, 0, negative};
   const uint up = leading_zeros(mantissa);
   mantissa <<= up;
   ulong kept = mantissa >> 11;
-  const uint rest = static_cast<uint>(mantissa) & 0x7FFu;
-  if (rest > 0x400u || (rest == 0x400u && (more || (kept & 1) != 0))) ++kept;
+  const uint remainder = static_cast<uint>(mantissa) & 0x7FFu;
+  if (remainder > 0x400u || (remainder == 0x400u && (inexact || (kept & 1) != 0))) ++kept;
   const bool carries = kept >> 53 != 0;
   return {carries ? kept >> 1 : kept, exponent - static_cast<int>(up) + 11 + (carries ? 1 : 0),
           negative};
@@ -49,9 +49,9 @@ inline Double turns_of_radians(float radians) {
   const Double x = double_of(radians);
   const ulong low = x.mantissa * 0xDC9C883ul, high = x.mantissa * 0x145F306ul;
   // The product is high * 2^28 + low, of 76 or 77 bits.
-  const ulong upper = high + (low >> 28), rest = low & 0xFFFFFFFul;
-  return round_double(upper << 14 | rest >> 14, (rest & 0x3FFFul) != 0, x.exponent - 55 + 14,
-                      x.negative);
+  const ulong upper = high + (low >> 28), remainder = low & 0xFFFFFFFul;
+  return round_double(upper << 14 | remainder >> 14, (remainder & 0x3FFFul) != 0,
+                      x.exponent - 55 + 14, x.negative);
 }
 
 // A frequency of a table: signed, it may turn backwards.
@@ -63,9 +63,9 @@ inline Double turns_of_table(ulong turns) {
 // By a float that is finite and not 0.
 inline Double divide(const thread Double& x, float factor) {
   const Double by = double_of(factor);
-  const ulong whole = x.mantissa / by.mantissa, rest = x.mantissa - whole * by.mantissa;
-  const ulong more = (rest << 34) / by.mantissa;
-  return round_double(whole << 34 | more, (rest << 34) != more * by.mantissa,
+  const ulong whole = x.mantissa / by.mantissa, remainder = x.mantissa - whole * by.mantissa;
+  const ulong quotient = (remainder << 34) / by.mantissa;
+  return round_double(whole << 34 | quotient, (remainder << 34) != quotient * by.mantissa,
                       x.exponent - by.exponent - 34, x.negative != by.negative);
 }
 
@@ -76,16 +76,16 @@ inline ulong fraction_of(const thread Double& x) {
   const int up = x.exponent + 64;
   const uint down = up < 0 ? static_cast<uint>(-up) : 0;
   const ulong cut = down < 64 ? x.mantissa >> down : 0;
-  const bool more = down >= 64 || (down != 0 && cut << down != x.mantissa);
+  const bool inexact = down >= 64 || (down != 0 && cut << down != x.mantissa);
   const ulong fraction = up < 0 ? cut : (up < 64 ? x.mantissa << up : 0);
   if (!x.negative) return fraction;
   // 1 - fraction, which a double rounds to 53 bits.
-  const ulong rest = 0 - fraction - (more ? 1 : 0);
-  if (rest >> 63 == 0) return rest;
-  const uint last = static_cast<uint>(rest) & 0x7FFu;
-  ulong kept = rest >> 11;
-  if (last > 0x400u || (last == 0x400u && (more || (kept & 1) != 0))) ++kept;
-  return kept << 11;  // a whole turn is none
+  const ulong remainder = 0 - fraction - (inexact ? 1 : 0);
+  if (remainder >> 63 == 0) return remainder;
+  const uint last = static_cast<uint>(remainder) & 0x7FFu;
+  ulong kept = remainder >> 11;
+  if (last > 0x400u || (last == 0x400u && (inexact || (kept & 1) != 0))) ++kept;
+  return kept << 11;  // a whole turn is 0
 }
 
 }  // namespace metal

@@ -8,5 +8,5 @@ kernel void words_write(constant gyre::abi::WordsWriteParams& p [[buffer(0)]],
   const uint i = group.x * threads.x + index;
   if (i >= p.words) return;
   pointer<uint>(to)[gyre::abi::words_write_place(p, i)] =
-      p.buffer[gyre::abi::kWordsWriteMost - 1 - i];
+      p.buffer[gyre::abi::kMaxWordsWrite - 1 - i];
 }

@@ -32,8 +32,8 @@ struct StoredStream {
   const device uchar* source;
   device uchar* codes;
   device uchar* scales;
-  device uchar* near;  // sink tokens and tail
-  bool aligned;        // codes
+  device uchar* f16;  // sink tokens and tail
+  bool aligned;       // codes
 };
 
 inline TileJob tile_job(constant abi::KvCacheLayout& cache, const thread StoredStream& to,
@@ -43,7 +43,7 @@ inline TileJob tile_job(constant abi::KvCacheLayout& cache, const thread StoredS
           {to.codes + page + head * cache.codes_head_stride + tile * cache.codes_tile_stride,
            to.scales + page + head * cache.scales_head_stride + tile * cache.scales_tile_stride,
            is_wide_cache(cache, to.aligned)},
-          {nullptr, abi::kNoNear},
+          {nullptr, abi::kNoF16Row},
           true};
 }
 
@@ -92,8 +92,7 @@ inline TileJob run_job(constant abi::WriteParams& p, constant abi::WriteStream& 
   }
   TileJob job = tile_job(s.cache, to, present, token, 0, tile, head, lane);
   job.is_body = is_body;
-  if (has_state)
-    job.near = {to.near, abi::append_near_offset(p.places, s, state.start + token, head)};
+  if (has_state) job.f16 = {to.f16, abi::append_f16_offset(p.places, s, state.start + token, head)};
   return job;
 }
 

@@ -67,7 +67,6 @@ struct simdgroup_matrix8x8 {
   }
 };
 using simdgroup_float8x8 = simdgroup_matrix8x8<float>;
-using simdgroup_half8x8 = simdgroup_matrix8x8<half>;
 
 template <class T, int kRows, int kColumns>
 simdgroup_matrix8x8<T> make_filled_simdgroup_matrix(T value) {

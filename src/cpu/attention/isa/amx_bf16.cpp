@@ -72,15 +72,9 @@ inline Split load_key(const uint8_t* key, size_t c, size_t head_dim) {
     const auto mask = static_cast<__mmask32>(left < kDepth ? (uint64_t{1} << left) - 1 : ~0u);
     return {_mm512_maskz_loadu_epi16(mask, key + 2 * c), _mm512_setzero_si512()};
   }
-  const __mmask16 more = left > 16 ? first_lanes(left - 16) : __mmask16{0};
+  const __mmask16 upper = left > 16 ? first_lanes(left - 16) : __mmask16{0};
   return split_halves(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(left), key + 2 * c)),
-                      _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(more, key + 2 * c + 32)));
-}
-
-inline void store_tile(const __m512i (&keys)[kTileSide], uint8_t* to) {
-  __m512i rows[kTileSide];
-  transpose_lanes(keys, rows);
-  for (size_t i = 0; i < kTileSide; ++i) _mm512_store_si512(to + i * 64, rows[i]);
+                      _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(upper, key + 2 * c + 32)));
 }
 
 // Keys as B operands, [group of 16 keys][32 coordinates][hi, lo]: a row has a pair of coordinates
@@ -117,39 +111,10 @@ void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_
   const size_t stride = padded * sizeof(float), lo = padded * 2;
   const auto* const q = reinterpret_cast<const uint8_t*>(job.q_f32) + row * stride;
   const auto* const more_q = row + kTileSide < job.rows ? q + kTileSide * stride : q;
-  const uint8_t* k = packed + group * chunks * kStep;
-  const uint8_t* more_k = (group + 1) * kTileSide < job.key_count ? k + chunks * kStep : k;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  // A load that goes to another tile than the MMAs before it read overlaps with them.
-  for (size_t chunk = 0; chunk < chunks; ++chunk, k += kStep, more_k += kStep) {
-    _tile_loadd(6, k, 64);
-    _tile_loadd(7, more_k, 64);
-    _tile_loadd(4, q + chunk * 64, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, more_q + chunk * 64, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    if constexpr (kHiAlone) continue;
-    _tile_loadd(4, q + lo + chunk * 64, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, more_q + lo + chunk * 64, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    if constexpr (!kHalf) continue;
-    _tile_loadd(6, k + kTileBytes, 64);
-    _tile_loadd(7, more_k + kTileBytes, 64);
-    _tile_loadd(4, q + chunk * 64, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, more_q + chunk * 64, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+  const uint8_t* const k = packed + group * chunks * kStep;
+  const uint8_t* const more_k = (group + 1) * kTileSide < job.key_count ? k + chunks * kStep : k;
+  multiply_split<!kHiAlone, kHalf && !kHiAlone, kHalf ? 2 : 1>(
+      {{q, more_q}, stride, lo, {k, more_k}, chunks});
   _tile_stored(0, sums.at[0], 64);
   _tile_stored(1, sums.at[1], 64);
   _tile_stored(2, sums.at[2], 64);
@@ -345,16 +310,16 @@ void accumulate_format(const AccumulateJob& job) {
   const Probabilities p(job);
   alignas(64) float sums[2][2][kTileSide][kTileSide];  // while one is read the other is written
   for (size_t row = 0; row < job.rows; row += 2 * kTileSide) {
-    const size_t more = row + kTileSide < job.rows ? row + kTileSide : row;
+    const size_t second_row = row + kTileSide < job.rows ? row + kTileSide : row;
     _tile_loadd(4, p.at[row], kStride);
-    _tile_loadd(5, p.at[more], kStride);
+    _tile_loadd(5, p.at[second_row], kStride);
     _tile_loadd(6, p.at[row] + kDepth / 2, kStride);
-    _tile_loadd(7, p.at[more] + kDepth / 2, kStride);
+    _tile_loadd(7, p.at[second_row] + kDepth / 2, kStride);
     for (size_t c = 0; c < job.head_dim; c += kTileSide) {
       auto& out = sums[c / kTileSide % 2];
       multiply_values<kHalf>(packed->at + c / kTileSide * kValueBytes, out);
       add_values(job, out[0], row, c);
-      if (more != row) add_values(job, out[1], more, c);
+      if (second_row != row) add_values(job, out[1], second_row, c);
     }
   }
   if (!packed->non_finite) return;

@@ -94,9 +94,9 @@ inline void join_rows(const int32_t* sums, __m512i (&out)[kQuad]) {
   __m512i quad[4];  // [row][four keys]
   for (size_t i = 0; i < 4; ++i) {
     const __m512i two = two_keys(sums + 4 * i * kTileSide);
-    const __m512i more = two_keys(sums + (4 * i + 2) * kTileSide);
-    const __m512i hi = _mm512_shuffle_i32x4(two, more, 0x88);
-    const __m512i lo = _mm512_shuffle_i32x4(two, more, 0xDD);
+    const __m512i next_two = two_keys(sums + (4 * i + 2) * kTileSide);
+    const __m512i hi = _mm512_shuffle_i32x4(two, next_two, 0x88);
+    const __m512i lo = _mm512_shuffle_i32x4(two, next_two, 0xDD);
     const __m512i joined = _mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo);
     quad[i] = _mm512_permutexvar_epi32(by_row, joined);
   }

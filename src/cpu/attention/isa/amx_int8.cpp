@@ -51,14 +51,14 @@ void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_
   const int8_t* const lo = hi + job.head_dim;
   const size_t q_stride = size_t{2} * job.head_dim;
   const uint8_t* const keys = packed + group * chunks * kTileBytes;
-  const uint8_t* const more = two ? keys + chunks * kTileBytes : keys;
+  const uint8_t* const second_keys = two ? keys + chunks * kTileBytes : keys;
   _tile_zero(0);
   _tile_zero(1);
   if (one_tile(job.rows, row)) {
     for (size_t chunk = first; chunk < last; ++chunk) {
       _tile_loadd(4, hi + chunk * kChunk, job.head_dim);
       _tile_loadd(6, keys + chunk * kTileBytes, 64);
-      _tile_loadd(7, more + chunk * kTileBytes, 64);
+      _tile_loadd(7, second_keys + chunk * kTileBytes, 64);
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(1, 4, 7);
     }
@@ -69,7 +69,7 @@ void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_
       _tile_loadd(4, hi + chunk * kChunk, q_stride);
       _tile_loadd(5, lo + chunk * kChunk, q_stride);
       _tile_loadd(6, keys + chunk * kTileBytes, 64);
-      _tile_loadd(7, more + chunk * kTileBytes, 64);
+      _tile_loadd(7, second_keys + chunk * kTileBytes, 64);
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(1, 5, 6);
       _tile_dpbssd(2, 4, 7);
@@ -100,12 +100,13 @@ void add_scores(const ScoreJob& job, const TileSums<int32_t>& sums, size_t row, 
   }
 }
 
-// Which kernels take so many rows of a work tile. Below four the dot product is faster.
-bool takes_vnni(uint32_t rows) { return rows < 4; }
-bool takes_few(uint32_t rows) { return !takes_vnni(rows) && rows <= kAmxFewRows; }
+// Which kernels take this many rows of a work tile. Up to four the dot product is faster.
+constexpr uint32_t kDotRows = 4;
+bool takes_dot(uint32_t rows) { return rows <= kDotRows; }
+bool takes_few(uint32_t rows) { return !takes_dot(rows) && rows <= kAmxFewRows; }
 
-const AttentionKernels& vnni() {
-  static const AttentionKernels kKernels = vnni_attention_kernels();
+const AttentionKernels& dot() {
+  static const AttentionKernels kKernels = vbmi_attention_kernels();
   return kKernels;
 }
 
@@ -114,7 +115,7 @@ void arrange_queries(int8_t* q, uint32_t rows, uint32_t row_levels) {
 }
 
 void score_levels(const ScoreJob& job) {
-  if (takes_vnni(job.tile_rows)) return vnni().score_levels(job);
+  if (takes_dot(job.tile_rows)) return dot().score_levels(job);
   if (takes_few(job.tile_rows)) return amx_score_few_rows(job);
   auto* const packed = static_cast<uint8_t*>(job.scratch);
   if (job.fresh) with_keys(job, [&](const auto& loader) { pack_keys(job, loader, packed); });
@@ -225,7 +226,7 @@ void accumulate_many_rows(const AccumulateJob& job) {
 }
 
 void accumulate_levels(const AccumulateJob& job) {
-  if (takes_vnni(job.rows)) return vnni().accumulate_levels(job);
+  if (takes_dot(job.rows)) return dot().accumulate_levels(job);
   if (takes_few(job.rows)) return amx_accumulate_few_rows(job);
   accumulate_many_rows(job);
 }
@@ -239,7 +240,8 @@ AttentionKernels amx_attention_kernels() {
   kernels.enter = configure_tiles;
   kernels.leave = release_tiles;
   kernels.arrange_queries = arrange_queries;
-  kernels.prompt_rows = kMostRows;
+  kernels.dot_rows = kDotRows;
+  kernels.prompt_rows = kMaxRows;
   kernels.odd_keys = true;
   kernels.score_levels = score_levels;
   kernels.accumulate_levels = accumulate_levels;

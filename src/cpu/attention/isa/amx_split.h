@@ -48,5 +48,57 @@ inline Split split_halves(__m512 a, __m512 b) {
   return split_pairs(a, b, {_mm512_castps_si512(a), _mm512_castps_si512(b)});
 }
 
+inline void store_tile(const __m512i (&rows)[kTileSide], uint8_t* to) {
+  __m512i columns[kTileSide];
+  transpose_lanes(rows, columns);
+  for (size_t i = 0; i < kTileSide; ++i) _mm512_store_si512(to + i * 64, columns[i]);
+}
+
+// Two groups of 16 rows of A and two of 16 columns of B. A row of A has hi, and `lo` bytes on, lo;
+// B has tiles of hi, each with its lo behind it if there is one.
+struct SplitOperands {
+  const uint8_t* a[2];
+  size_t a_stride, lo;
+  const uint8_t* b[2];
+  size_t chunks;  // of 32 factors
+};
+
+// Adds a product of parts to tiles 0 to 3: the first rows times both groups of columns, then the
+// second rows. kNewB: B's tiles are others than those of the call before. A load that goes to
+// another tile than the MMAs before it read overlaps with them.
+template <bool kNewB>
+inline void multiply_parts(const SplitOperands& operands, size_t a, size_t b) {
+  if constexpr (kNewB) {
+    _tile_loadd(6, operands.b[0] + b, 64);
+    _tile_loadd(7, operands.b[1] + b, 64);
+  }
+  _tile_loadd(4, operands.a[0] + a, operands.a_stride);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, operands.a[1] + a, operands.a_stride);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+inline void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Tiles 0 to 3 become hi hi, with kLoA and lo hi, with kLoB and hi lo. kTilesB: tiles of a chunk of
+// B.
+template <bool kLoA, bool kLoB, size_t kTilesB>
+inline void multiply_split(const SplitOperands& operands) {
+  zero_sums();
+  for (size_t chunk = 0; chunk < operands.chunks; ++chunk) {
+    const size_t a = chunk * 64, b = chunk * kTilesB * kTileBytes;
+    multiply_parts<true>(operands, a, b);
+    if constexpr (kLoA) multiply_parts<false>(operands, a + operands.lo, b);
+    if constexpr (kLoB) multiply_parts<true>(operands, a, b + kTileBytes);
+  }
+}
+
 }  // namespace
 }  // namespace gyre::cpu

@@ -96,7 +96,7 @@ struct Weights {
 
 void store_weights(const AccumulateJob& job, const BlockScales& scales, size_t row, Weights& out) {
   __m256i whole[kBlockKeys / kTile];
-  out.step[row] = weigh_row<32767>(job, scales, row, whole);
+  out.step[row] = round_row_weights<32767>(job, scales, row, whole);
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const __m256i ordered = _mm256_shuffle_epi32(whole[tile], _MM_SHUFFLE(3, 1, 2, 0));
     const __m256i narrow = _mm256_permute4x64_epi64(_mm256_packs_epi32(ordered, ordered), 0x08);

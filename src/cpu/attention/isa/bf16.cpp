@@ -108,9 +108,9 @@ struct SplitProbabilities {
   }
   static void split(float32x4_t x, uint16_t* to) {
     const uint16x4_t hi = vreinterpret_u16_bf16(vcvt_bf16_f32(x));
-    const float32x4_t rest = vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(hi, 16)));
+    const float32x4_t remainder = vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(hi, 16)));
     vst1_u16(to, hi);
-    vst1_u16(to + 4, vreinterpret_u16_bf16(vcvt_bf16_f32(vmulq_n_f32(rest, kBf16Lift))));
+    vst1_u16(to + 4, vreinterpret_u16_bf16(vcvt_bf16_f32(vmulq_n_f32(remainder, kBf16Lift))));
   }
 };
 

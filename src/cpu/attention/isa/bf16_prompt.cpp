@@ -32,8 +32,8 @@ struct Split {
 // The nearest bf16, and the nearest to the rest.
 inline Split split(float32x4_t x) {
   const uint16x4_t hi = vreinterpret_u16_bf16(vcvt_bf16_f32(x));
-  const float32x4_t rest = vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(hi, 16)));
-  return {hi, vreinterpret_u16_bf16(vcvt_bf16_f32(rest))};
+  const float32x4_t remainder = vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(hi, 16)));
+  return {hi, vreinterpret_u16_bf16(vcvt_bf16_f32(remainder))};
 }
 
 // Four numbers as they are stored.
@@ -145,9 +145,9 @@ bool score_tile(const ScoreJob& job, const uint16_t* packed, size_t row, size_t 
   bool non_finite = false;
   for (size_t r = 0; r < 2 * kPairs && row + r < job.rows; ++r) {
     float score[8];
-    const float32x4x2_t both = row_of(sums[r / 2], r % 2);
-    vst1q_f32(score, both.val[0]);
-    vst1q_f32(score + 4, both.val[1]);
+    const float32x4x2_t row_sums = row_of(sums[r / 2], r % 2);
+    vst1q_f32(score, row_sums.val[0]);
+    vst1q_f32(score + 4, row_sums.val[1]);
     float* const at = job.scores + (row + r) * kBlockKeys + key;
     for (size_t i = 0; i < 8 && key + i < job.key_count; ++i) {
       if (!again || at[i] - at[i] != 0) at[i] = score[i];
@@ -254,11 +254,11 @@ void accumulate_tile(const AccumulateJob& job, const Probabilities& p, const uin
   if constexpr (kHalf)
     multiply_pairs(p.at[row / 2], kStride, v + PackedValues::kOctet, kStride, kSteps, sums);
   for (size_t r = 0; r < 2 * kPairs && row + r < job.rows; ++r) {
-    const float32x4x2_t both = row_of(sums[r / 2], r % 2);
+    const float32x4x2_t row_sums = row_of(sums[r / 2], r % 2);
     float* const at = job.acc + (row + r) * job.head_dim + c;
     const float rescale = job.rescale[row + r];
-    vst1q_f32(at, vfmaq_n_f32(both.val[0], vld1q_f32(at), rescale));
-    vst1q_f32(at + 4, vfmaq_n_f32(both.val[1], vld1q_f32(at + 4), rescale));
+    vst1q_f32(at, vfmaq_n_f32(row_sums.val[0], vld1q_f32(at), rescale));
+    vst1q_f32(at + 4, vfmaq_n_f32(row_sums.val[1], vld1q_f32(at + 4), rescale));
   }
 }
 
@@ -290,7 +290,7 @@ void add_bf16_prompt_kernels(AttentionKernels& kernels) {
   kernels.score_prompt = score_prompt;
   kernels.accumulate_prompt = accumulate_prompt;
   kernels.prompt_rows =
-      kMostRows;  // splitting a block costs a quarter of multiplying 64 rows with it
+      kMaxRows;  // splitting a block costs a quarter of multiplying 64 rows with it
   kernels.f16_arithmetic = kernels.bf16_arithmetic = "bf16";
 }
 

@@ -189,23 +189,10 @@ inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& 
     }
   }
   for (size_t r = 0; r < kRows; ++r) {
-    float* const place = job.acc + (row + r) * job.head_dim + c;
-    const float rescale = job.rescale[row + r], step = weights.step[row + r];
-    const int32_t bias = kCodeBias<kFormat> * weights.sum[row + r];
-    for (size_t i = 0; i < 2 * kOctets; ++i) {
-      const int32x4_t whole = join_hi_lo(sums[r].hi[i], sums[r].lo[i]);
-      // The step is worth 256: eight bits are behind the point.
-      const float32x4_t sum = vcvtq_n_f32_s32(level_sum<kFormat>(whole, bias), 8);
-      const float32x4_t old = vld1q_f32(place + 4 * i);
-      vst1q_f32(place + 4 * i,
-                vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), sum, step));
-    }
+    add_sums<kFormat, 2 * kOctets>(job, weights, row + r, c, [&](size_t i) {
+      return join_hi_lo(sums[r].hi[i], sums[r].lo[i]);
+    });
   }
-}
-
-void accumulate_levels(const AccumulateJob& job) {
-  with_native_format(job.format,
-                     [&](auto format) { accumulate_format<Kernel, decltype(format)::value>(job); });
 }
 
 }  // namespace
@@ -214,7 +201,7 @@ AttentionKernels dotprod_attention_kernels() {
   AttentionKernels kernels;
   kernels.name = "dotprod";
   kernels.score_levels = score_levels;
-  kernels.accumulate_levels = accumulate_levels;
+  kernels.accumulate_levels = accumulate_levels<Kernel>;
   kernels.query_layout = QueryLayout::hi_then_lo;
   kernels.byte_step = kernels.nibble_step = 16;
   return kernels;

@@ -113,14 +113,14 @@ struct F16Probabilities {
   void fill(const AccumulateJob& job, size_t r) {
     const float* const from = job.p + r * kBlockKeys;
     const size_t first = size_t{job.begin} / 4 * 4;
-    float32x4_t top = vdupq_n_f32(0), bottom = vdupq_n_f32(1);
+    float32x4_t max = vdupq_n_f32(0), min = vdupq_n_f32(1);
     for (size_t i = first; i < job.end; i += 4) {
       const float32x4_t x = vld1q_f32(from + i);
-      top = vmaxq_f32(top, x);
-      bottom = vminq_f32(bottom, vbslq_f32(vceqzq_f32(x), vdupq_n_f32(1), x));  // 0: not seen
+      max = vmaxq_f32(max, x);
+      min = vminq_f32(min, vbslq_f32(vceqzq_f32(x), vdupq_n_f32(1), x));  // 0: not seen
     }
-    largest[r] = vmaxvq_f32(top);
-    needs_f32[r] = !(vminvq_f32(bottom) >= 0x1p-14f * largest[r]) || !(largest[r] > 0x1p-100f);
+    largest[r] = vmaxvq_f32(max);
+    needs_f32[r] = !(vminvq_f32(min) >= 0x1p-14f * largest[r]) || !(largest[r] > 0x1p-100f);
     if (needs_f32[r]) return;
     const float inverse = 1.0f / largest[r];
     for (size_t i = first; i < job.end; i += 4)

@@ -219,23 +219,8 @@ inline void Kernel::accumulate(const AccumulateJob& job, const Values<kFormat>& 
   multiply_values<kFormat, kRows, kOctets>(job, unpack, weights.bytes + row, c, acc);
   int32x4_t sums[kOctets * 2][kRows];
   for (size_t j = 0; j < kOctets * 2; ++j) join_rows(acc, 2 * j, sums[j]);
-  for (size_t r = 0; r < kRows; ++r) {
-    float* const place = job.acc + (row + r) * job.head_dim + c;
-    const float rescale = job.rescale[row + r], step = weights.step[row + r];
-    const int32_t bias = kCodeBias<kFormat> * weights.sum[row + r];
-    for (size_t j = 0; j < kOctets * 2; ++j) {
-      // The step is worth 256: eight bits are behind the point.
-      const float32x4_t sum = vcvtq_n_f32_s32(level_sum<kFormat>(sums[j][r], bias), 8);
-      const float32x4_t old = vld1q_f32(place + 4 * j);
-      vst1q_f32(place + 4 * j,
-                vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), sum, step));
-    }
-  }
-}
-
-void accumulate_levels(const AccumulateJob& job) {
-  with_native_format(job.format,
-                     [&](auto format) { accumulate_format<Kernel, decltype(format)::value>(job); });
+  for (size_t r = 0; r < kRows; ++r)
+    add_sums<kFormat, 2 * kOctets>(job, weights, row + r, c, [&](size_t j) { return sums[j][r]; });
 }
 
 }  // namespace
@@ -245,7 +230,7 @@ AttentionKernels i8mm_attention_kernels() {
   kernels.name = "i8mm";
   kernels.arrange_queries = pair_queries;
   kernels.score_levels = score_levels;
-  kernels.accumulate_levels = accumulate_levels;
+  kernels.accumulate_levels = accumulate_levels<Kernel>;
   kernels.byte_step = kernels.nibble_step = 16;
   return kernels;
 }

@@ -13,15 +13,15 @@ namespace gyre::cpu {
 
 constexpr uint32_t kBlockKeys = 64;  // keys that a kernel takes at a time: 8 tiles
 constexpr uint32_t kTileRows = 64;   // rows of queries that a kernel takes at a time
-constexpr uint32_t kMostRows = 256;  // rows of a work tile, which share a pass over the keys
+constexpr uint32_t kMaxRows = 256;   // rows of a work tile, which share a pass over the keys
 constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
 // A block's values in 32 bits, and a note about them.
 constexpr uint64_t kValueScratchBytes = uint64_t{4} * abi::kKvMaxHeadDim * kBlockKeys + 64;
 // Scratch of a thread: queries, sums and unpacked keys in f32, values, scores, and both operands in
 // 8 bits.
 constexpr uint64_t kAttentionScratchBytes =
-    uint64_t{4} * abi::kKvMaxHeadDim * (2 * kMostRows + kBlockKeys) + kValueScratchBytes +
-    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kMostRows + kBlockKeys);
+    uint64_t{4} * abi::kKvMaxHeadDim * (2 * kMaxRows + kBlockKeys) + kValueScratchBytes +
+    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kMaxRows + kBlockKeys);
 constexpr float kBf16Lift = 0x1p16f;  // what the lo part of a query's hi/lo split is multiplied by
 
 // Coordinates under one scale, in the order the operands have them.
@@ -136,9 +136,10 @@ struct AttentionKernels {
   const char* bf16_arithmetic = "f32";
   QueryLayout query_layout = QueryLayout::hi_lo_by_eight;
   uint32_t prompt_rows = kTileRows;  // rows of a prompt that should share a pass over the keys
-  uint32_t byte_step = 64;    // scale blocks of tq8's bytes have multiples of so many coordinates
-  uint32_t nibble_step = 64;  // the same of tq4's rows
-  bool odd_keys = false;      // score_levels pads rows that have other scale blocks, of 16 bytes on
+  uint32_t byte_step = 64;           // scale blocks of tq8's bytes are multiples of this
+  uint32_t dot_rows = 0;             // but of 16 for work tiles of at most so many rows
+  uint32_t nibble_step = 64;         // the same of tq4's rows
+  bool odd_keys = false;  // score_levels pads rows that have other scale blocks, of 16 bytes on
 };
 
 template <size_t kRows>
@@ -169,6 +170,7 @@ void use_attention_kernels(const AttentionKernels& set);  // one of attention_ke
 AttentionKernels i8mm_attention_kernels();
 AttentionKernels dotprod_attention_kernels();
 AttentionKernels amx_attention_kernels();
+AttentionKernels vbmi_attention_kernels();
 AttentionKernels vnni_attention_kernels();
 AttentionKernels avx2_attention_kernels();
 void add_avx512_attention_kernels(AttentionKernels& kernels);

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kQuad = 4;    // rows in a vector
 constexpr size_t kChunk = 16;  // coordinates of a row in a vector
 
-// What is multiplied in place of a level: an unsigned byte. level = 2^kShift operand - kBias.
+// The dot products multiply an unsigned byte in place of a level: level = 2^kShift operand - kBias.
 template <uint32_t kFormat>
 struct KeyOperand {
   static constexpr bool kLinear = abi::kv_codec(kFormat).levels == abi::KvLevels::odd;
@@ -35,12 +35,14 @@ struct alignas(64) ChunkPlace {
   uint8_t byte[64];
   uint8_t bit[64];     // one bit: the code's, as a mask
   uint16_t shift[32];  // more: how far up, of each two bytes
+  uint8_t at[64];      // the same in each byte, counted from the lowest of eight
 };
 
 // Places of the last chunks of a row, in both planes.
 struct QuadTables {
   uint32_t format = 0, head_dim = 0;
   uint32_t low_at = 0, high_at = 0;  // the 16 bytes of a row that hold them
+  bool high_repeats = false;         // all chunks of the high plane have the same bytes
   ChunkPlace low[8], high[8];        // by the chunk's number from the first that is not in a group
 };
 
@@ -57,6 +59,7 @@ uint32_t find_places(uint32_t head_dim, uint32_t plane, uint32_t row_bytes, Chun
       place.byte[lane] = static_cast<uint8_t>(first - at + i % bytes);
       place.bit[lane] = static_cast<uint8_t>(1u << (i / bytes * kBits));
       place.shift[lane / 2] = static_cast<uint16_t>(i / bytes * kBits);
+      place.at[lane] = static_cast<uint8_t>(lane % 8 * 8 + i / bytes * kBits);
     }
   }
   return at;
@@ -76,6 +79,8 @@ const QuadTables& find_quad_tables(uint32_t head_dim) {
   tables.low_at = find_places<kLow>(head_dim, 0, row_bytes, tables.low);
   if constexpr (kHigh != 0)
     tables.high_at = find_places<kHigh>(head_dim, plane, row_bytes, tables.high);
+  const uint32_t high_bytes = head_dim % abi::kv_group(1) / 8;
+  tables.high_repeats = kHigh == 1 && high_bytes != 0 && kChunk % high_bytes == 0;
   return tables;
 }
 
@@ -103,32 +108,39 @@ inline __m512i right16(__m512i v, int bits) {
   return _mm512_srli_epi16(v, static_cast<unsigned>(bits));
 }
 
-// Codes of a chunk outside of whole groups, in the lowest bits.
+// Codes of a chunk outside of whole groups, in the lowest bits; anything may lie above them.
 template <uint32_t kBits>
-inline __m512i place_codes(__m512i bytes, const ChunkPlace& place) {
+inline __m512i place_bits(__m512i bytes, const ChunkPlace& place) {
   const __m512i moved = _mm512_shuffle_epi8(bytes, _mm512_load_si512(place.byte));
   if constexpr (kBits == 8) return moved;
-  return _mm512_and_si512(_mm512_srlv_epi16(moved, _mm512_load_si512(place.shift)),
-                          bytes_of((1 << kBits) - 1));
+#if defined(__AVX512VBMI__)
+  return _mm512_multishift_epi64_epi8(_mm512_load_si512(place.at), moved);
+#else
+  return _mm512_srlv_epi16(moved, _mm512_load_si512(place.shift));
+#endif
 }
 
-// The low plane's part of operands: chunk kNth of a whole group, or a chunk by its place.
+// The low plane's part of operands, of codes in the lowest four bits.
+template <uint32_t kFormat, uint32_t kHalf>
+inline __m512i low_operand(__m512i codes) {
+  if constexpr (KeyOperand<kFormat>::kLinear) return _mm512_and_si512(codes, bytes_of(15));
+  return Avx512::look_up_nibble(kLowLevels<kFormat, kHalf>, codes);
+}
+
+// Chunk kNth of a whole group, or a chunk by its place.
 template <uint32_t kFormat, uint32_t kNth>
 inline __m512i whole_low(__m512i group) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat);
   if constexpr (kLow == 8) return _mm512_xor_si512(group, bytes_of(0x80));
-  const __m512i codes =
-      _mm512_and_si512(kNth * kLow >= 4 ? right16(group, 4) : group, bytes_of(15));
-  if constexpr (KeyOperand<kFormat>::kLinear) return codes;
-  return Avx512::look_up(kLowLevels < kFormat, kLow == 2 ? kNth % 2 : 0 >, codes);
+  return low_operand < kFormat,
+         kLow == 2 ? kNth % 2 : 0 > (kNth * kLow >= 4 ? right16(group, 4) : group);
 }
 template <uint32_t kFormat>
 inline __m512i placed_low(__m512i bytes, const ChunkPlace& place) {
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat);
-  const __m512i codes = place_codes<kLow>(bytes, place);
+  const __m512i codes = place_bits<kLow>(bytes, place);
   if constexpr (kLow == 8) return _mm512_xor_si512(codes, bytes_of(0x80));
-  if constexpr (KeyOperand<kFormat>::kLinear) return codes;
-  return Avx512::look_up(kLowLevels<kFormat, 0>, codes);
+  return low_operand<kFormat, 0>(codes);
 }
 
 // Adds a high plane of one bit: the fifth bit of a code, or a sign.
@@ -138,6 +150,17 @@ inline __m512i add_bit(__m512i low, __mmask64 set) {
     return _mm512_mask_add_epi8(low, set, low, bytes_of(16));
   return _mm512_mask_sub_epi8(low, set, _mm512_setzero_si512(), low);  // 128 + x to 128 - x
 }
+
+#if defined(__AVX512VBMI__)
+// Chunk kNth of eight, of magnitudes and signs in whole groups.
+template <uint32_t kFormat, uint32_t kNth>
+inline __m512i signed_operand(__m512i low, __m512i high) {
+  const __m512i codes = kNth % 4 < 2 ? low : right16(low, 4);
+  const __m512i signs =
+      kNth < 4 ? _mm512_slli_epi16(high, kNth < 2 ? 4 : 2) : (kNth < 6 ? high : right16(high, 2));
+  return Avx512::look_up_signed<kFormat, kNth % 2, 128>(codes, signs);
+}
+#endif
 
 // low | (high & 0x30): two bits above a nibble.
 inline __m512i add_two_bits(__m512i low, __m512i high) {
@@ -165,7 +188,7 @@ inline __m512i add_placed_high(__m512i low, __m512i bytes, const ChunkPlace& pla
     return add_bit<kFormat>(low, _mm512_test_epi8_mask(moved, _mm512_load_si512(place.bit)));
   }
   if constexpr (kHigh == 2)
-    return add_two_bits(low, _mm512_slli_epi16(place_codes<2>(bytes, place), 4));
+    return add_two_bits(low, _mm512_slli_epi16(place_bits<2>(bytes, place), 4));
   return low;
 }
 

@@ -29,14 +29,14 @@ struct alignas(64) PlaneChunk {
   uint32_t at[4];
 };
 
-constexpr size_t kMostChunks = kPaddedHeadDim / 64;
+constexpr size_t kMaxChunks = kPaddedHeadDim / 64;
 
 // The chunks of one plane of rows of head_dim coordinates that have row_bytes bytes.
 template <uint32_t kBits>
 void find_chunks(const ScaleBlocks& blocks, uint32_t head_dim, uint32_t plane, uint32_t row_bytes,
                  PlaneChunk* chunks) {
   constexpr uint32_t kGroup = abi::kv_group(kBits);
-  const uint32_t grouped = head_dim / kGroup * kGroup, rest = (head_dim - grouped) * kBits / 8;
+  const uint32_t grouped = head_dim / kGroup * kGroup, remainder = (head_dim - grouped) * kBits / 8;
   uint32_t coordinate = 0;
   for (uint32_t b = 0; b < blocks.count; ++b) {
     for (uint32_t i = 0; i < blocks.size[b]; ++i) {
@@ -46,7 +46,7 @@ void find_chunks(const ScaleBlocks& blocks, uint32_t head_dim, uint32_t plane, u
       if (i >= blocks.used[b]) continue;
       const bool last = coordinate >= grouped;
       const uint32_t nth = last ? coordinate - grouped : coordinate % kGroup;
-      const uint32_t bytes = last ? rest : 16;
+      const uint32_t bytes = last ? remainder : 16;
       const uint32_t first = plane + (coordinate - nth) * kBits / 8;
       // 16 bytes that a row has.
       const uint32_t at = first + 16 <= row_bytes ? first : row_bytes - 16;
@@ -86,7 +86,7 @@ inline __m512i load_codes(const uint8_t* row, const PlaneChunk& chunk) {
 // The chunks of both planes, for rows of one format and head dim.
 struct OddTables {
   uint32_t format = 0, head_dim = 0;
-  PlaneChunk low[kMostChunks], high[kMostChunks];
+  PlaneChunk low[kMaxChunks], high[kMaxChunks];
 };
 
 // A thread's last ones: a command has one format of K.

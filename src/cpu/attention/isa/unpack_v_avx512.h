@@ -44,14 +44,47 @@ inline constexpr ByteTable kPairLevels = repeat_table([](uint32_t index) {
 template <uint32_t kFormat, size_t kChunks>
 inline void unpack_pairs(const uint8_t* plane, size_t coordinates, __m512i (&v)[kChunks][2]) {
   const __m512i bytes = load_pairs<kChunks>(plane, coordinates);
-  const __m512i nibbles[2] = {low_nibbles(bytes), low_nibbles(_mm512_srli_epi16(bytes, 4))};
+  const __m512i nibbles[2] = {bytes, _mm512_srli_epi16(bytes, 4)};
   for (size_t half = 0; half < 2; ++half) {
-    const __m512i early = Avx512::look_up(kPairLevels<kFormat, 0>, nibbles[half]);
-    const __m512i late = Avx512::look_up(kPairLevels<kFormat, 1>, nibbles[half]);
+    const __m512i early = Avx512::look_up_nibble(kPairLevels<kFormat, 0>, nibbles[half]);
+    const __m512i late = Avx512::look_up_nibble(kPairLevels<kFormat, 1>, nibbles[half]);
     v[0][half] = _mm512_unpacklo_epi16(early, late);
     if constexpr (kChunks == 2) v[1][half] = _mm512_unpackhi_epi16(early, late);
   }
 }
+
+#if defined(__AVX512VBMI__) && defined(__GFNI__)
+// Which byte of a plane of one bit, and of its copy 32 bytes on, stands at each of load_pairs'.
+inline constexpr ByteTable kSignBytes = [] {
+  ByteTable table{};
+  for (uint32_t i = 0; i < 64; ++i)
+    table.entry[i] = static_cast<uint8_t>(i % 2 * 32 + (i / 16 + i / 8 % 2 * 4) * 4 + i / 2 % 4);
+  return table;
+}();
+
+// 2-bit magnitudes and, in a plane of its own, signs: token t's is bit t of a byte. Signs get above
+// the magnitudes of two tokens at a time.
+template <uint32_t kFormat, size_t kChunks>
+inline void unpack_signed_pairs(const uint8_t* plane, const uint8_t* high_plane, size_t coordinates,
+                                __m512i (&v)[kChunks][2]) {
+  const __m512i bytes = load_pairs<kChunks>(plane, coordinates);
+  const auto words = static_cast<__mmask8>((1u << (coordinates / 8)) - 1);
+  const __m512i signs = _mm512_broadcast_i64x4(_mm256_maskz_loadu_epi64(words, high_plane));
+  // Bits 0, 2, 4 and 6 become 4 to 7; of the copy bits 1, 3, 5 and 7.
+  constexpr int64_t kEven = 0x01041040, kOdd = 2 * kEven;
+  const __m512i gather = _mm512_setr_epi64(kEven, kEven, kEven, kEven, kOdd, kOdd, kOdd, kOdd);
+  const __m512i in_order = _mm512_permutexvar_epi8(_mm512_load_si512(kSignBytes.entry),
+                                                   _mm512_gf2p8affine_epi64_epi8(signs, gather, 0));
+  const __m512i low[2] = {bytes, _mm512_srli_epi16(bytes, 4)};
+  const __m512i high[2] = {in_order, _mm512_srli_epi16(in_order, 2)};
+  for (size_t half = 0; half < 2; ++half) {
+    const __m512i early = Avx512::look_up_signed<kFormat, 0, 0>(low[half], high[half]);
+    const __m512i late = Avx512::look_up_signed<kFormat, 1, 0>(low[half], high[half]);
+    v[0][half] = _mm512_unpacklo_epi16(early, late);
+    if constexpr (kChunks == 2) v[1][half] = _mm512_unpackhi_epi16(early, late);
+  }
+}
+#endif
 
 // Codes of a plane of nibbles: token t lies in byte t % 4.
 inline void unpack_nibbles(const uint8_t* plane, size_t coordinates, __m512i (&v)[2]) {
@@ -82,7 +115,7 @@ inline void add_high_pairs(const uint8_t* plane, size_t coordinates, __m512i (&v
   for (size_t i = 0; i < kChunks; ++i) {
     const __m512i twice =
         i == 0 ? _mm512_unpacklo_epi16(bytes, bytes) : _mm512_unpackhi_epi16(bytes, bytes);
-    // Of each four tokens the first two are lower by two bits than the last two.
+    // In each group of four tokens the first two lie two bits lower than the last two.
     const __m512i early = _mm512_sllv_epi16(twice, _mm512_set1_epi32(0x00020004));
     const __m512i late = _mm512_srlv_epi16(twice, _mm512_set1_epi32(0x00020000));
     v[i][0] = _mm512_ternarylogic_epi64(v[i][0], early, mask, 0xF8);  // a | (b & c)
@@ -98,6 +131,10 @@ inline void unpack_v_operands(const uint8_t* tile, size_t head_dim, size_t c, si
   constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   const uint8_t* const low_plane = tile + c * kLow;
   const uint8_t* const high_plane = tile + head_dim * kLow + c * kHigh;
+#if defined(__AVX512VBMI__) && defined(__GFNI__)
+  if constexpr (kFormat == abi::kTq3)
+    return unpack_signed_pairs<kFormat, kChunks>(low_plane, high_plane, coordinates, v);
+#endif
   if constexpr (kLow == 2) unpack_pairs<kFormat, kChunks>(low_plane, coordinates, v);
   if constexpr (kFormat == abi::kTq6) {
     for (size_t i = 0; i < kChunks; ++i)
@@ -107,7 +144,13 @@ inline void unpack_v_operands(const uint8_t* tile, size_t head_dim, size_t c, si
   for (size_t i = 0; i < kChunks; ++i) {
     const size_t here = kChunks == 1 ? coordinates : 16;
     if constexpr (kLow == 8) Avx512::split_tokens(low_plane + 128 * i, here, v[i]);
-    if constexpr (kLow == 4) unpack_nibbles(low_plane + 64 * i, here, v[i]);
+    if constexpr (kFormat == abi::kTq4) {
+      const __m512i bytes = load_values<4, 1>(low_plane + 64 * i, here);
+      v[i][0] = Avx512::look_up_nibble(kLevels<kFormat, 0>, bytes);
+      v[i][1] = Avx512::look_up_nibble(kLevels<kFormat, 0>, _mm512_srli_epi16(bytes, 4));
+    } else if constexpr (kLow == 4) {
+      unpack_nibbles(low_plane + 64 * i, here, v[i]);
+    }
     if constexpr (kHigh == 1) {
       __mmask64 set[2];
       unpack_bits(high_plane + 16 * i, here, set);
@@ -116,9 +159,6 @@ inline void unpack_v_operands(const uint8_t* tile, size_t head_dim, size_t c, si
         x = kLinearCodes<kFormat> ? _mm512_mask_add_epi8(x, set[half], x, _mm512_set1_epi8(16))
                                   : _mm512_mask_sub_epi8(x, set[half], _mm512_setzero_si512(), x);
       }
-    }
-    if constexpr (kFormat == abi::kTq4) {
-      for (__m512i& codes : v[i]) codes = Avx512::look_up(kLevels<kFormat, 0>, codes);
     }
   }
 }

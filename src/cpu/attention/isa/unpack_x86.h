@@ -36,6 +36,18 @@ inline constexpr ByteTable kLevels = repeat_table([](uint32_t index) {
   return abi::kv_level(kFormat, index & ((1u << kBits) - 1)) + kBias;
 });
 
+// Levels plus a bias by two 2-bit codes, of which kHalf counts, and by their signs above both: for
+// formats with a plane of signs.
+template <uint32_t kFormat, uint32_t kHalf, int32_t kBias>
+inline constexpr ByteTable kSignedLevels = [] {
+  ByteTable table{};
+  for (uint32_t i = 0; i < 64; ++i) {
+    const uint32_t code = (i >> (2 * kHalf) & 3) | (i >> (4 + kHalf) & 1) << 2;
+    table.entry[i] = static_cast<uint8_t>(abi::kv_level(kFormat, code) + kBias);
+  }
+  return table;
+}();
+
 // 32 bytes: 32 levels of K, or 8 coordinates of V.
 struct Avx2 {
   using V = __m256i;
@@ -55,6 +67,10 @@ struct Avx2 {
   static V right32(V a, int bits) { return _mm256_srli_epi32(a, bits); }
   static V look_up(const ByteTable& table, V index) {
     return _mm256_shuffle_epi8(load(table.entry), index);
+  }
+  // By the lowest four bits of a byte, whatever lies above.
+  static V look_up_nibble(const ByteTable& table, V bytes) {
+    return look_up(table, bit_and(bytes, bytes_of(15)));
   }
 
   // Each 16 coordinates of chunk `chunk` get the 16 bytes of their group, shifted so that their
@@ -108,6 +124,23 @@ struct Avx512 {
   static V look_up(const ByteTable& table, V index) {
     return _mm512_shuffle_epi8(_mm512_load_si512(table.entry), index);
   }
+#if defined(__AVX512VBMI__)
+  // By the lowest six bits of a byte: a table that repeats every 16 entries reads four of them.
+  static V look_up_64(const ByteTable& table, V bytes) {
+    return _mm512_permutexvar_epi8(bytes, _mm512_load_si512(table.entry));
+  }
+  static V look_up_nibble(const ByteTable& table, V bytes) { return look_up_64(table, bytes); }
+  // Levels by nibbles of codes, and by signs in the two bits above them of other bytes.
+  template <uint32_t kFormat, uint32_t kHalf, int32_t kBias>
+  static V look_up_signed(V codes, V signs) {
+    const V joined = _mm512_ternarylogic_epi64(bytes_of(15), codes, signs, 0xCA);  // a ? b : c
+    return look_up_64(kSignedLevels<kFormat, kHalf, kBias>, joined);
+  }
+#else
+  static V look_up_nibble(const ByteTable& table, V bytes) {
+    return look_up(table, bit_and(bytes, bytes_of(15)));
+  }
+#endif
 
   template <uint32_t kBits>
   static V groups(const uint8_t* plane, size_t chunk) {
@@ -163,7 +196,7 @@ inline typename Simd::V unpack_k(const uint8_t* row, size_t head_dim, size_t chu
     const auto levels = Simd::load(row + chunk * sizeof(typename Simd::V));
     return kBias == 0 ? levels : Simd::bit_xor(levels, Simd::bytes_of(0x80));
   } else if constexpr (kHigh == 0) {
-    return Simd::look_up(kLevels<kFormat, kBias>, row_codes<Simd, kLow>(row, chunk));
+    return Simd::look_up_nibble(kLevels<kFormat, kBias>, Simd::template groups<kLow>(row, chunk));
   } else {
     return join_planes<Simd, kFormat, kBias>(
         row_codes<Simd, kLow>(row, chunk),

@@ -40,7 +40,7 @@ inline void store_bytes(const __m512i (&whole)[4], uint8_t (&to)[2][kBlockKeys])
   _mm512_store_si512(to[1], _mm512_permutexvar_epi32(keys, lo));
 }
 
-// weigh_row of weights_x86.h, for up to four rows.
+// round_row_weights of weights_x86.h, for up to four rows.
 inline void store_four_weights(const AccumulateJob& job, const BlockScales& scales, size_t row,
                                size_t rows, Weights& out) {
   constexpr float kHuge = 1e38f, kTiny = 0x1p-90f, kSteps = 65535;
@@ -63,19 +63,19 @@ inline void store_four_weights(const AccumulateJob& job, const BlockScales& scal
       sum[r] = _mm512_add_ps(sum[r], weighted[r][i]);
     }
   }
-  __m128 top = reduce_rows(largest, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+  __m128 max_weight = reduce_rows(largest, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
   const __m128 total = reduce_rows(sum, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
   // A maximum may drop a NaN, a sum does not.
   const __mmask8 huge = _mm_cmp_ps_mask(total, _mm_set1_ps(kHuge), _CMP_NLT_UQ);
-  top = _mm_mask_mov_ps(top, huge, total);
+  max_weight = _mm_mask_mov_ps(max_weight, huge, total);
   // Or the inverse would overflow.
-  const __mmask8 tiny = _mm_cmp_ps_mask(top, _mm_set1_ps(kTiny), _CMP_LT_OQ);
+  const __mmask8 tiny = _mm_cmp_ps_mask(max_weight, _mm_set1_ps(kTiny), _CMP_LT_OQ);
   const __m128 lift = _mm_mask_mov_ps(_mm_set1_ps(1), tiny, _mm_set1_ps(0x1p60f));
-  const __mmask8 some = _mm_cmp_ps_mask(top, _mm_setzero_ps(), _CMP_GT_OQ);
+  const __mmask8 some = _mm_cmp_ps_mask(max_weight, _mm_setzero_ps(), _CMP_GT_OQ);
   alignas(16) float lifts[4], inverses[4], steps[4];
   _mm_store_ps(lifts, lift);
-  _mm_store_ps(inverses, _mm_maskz_div_ps(some, _mm_set1_ps(kSteps), _mm_mul_ps(top, lift)));
-  _mm_store_ps(steps, _mm_mul_ps(top, _mm_set1_ps(256.0f / kSteps)));
+  _mm_store_ps(inverses, _mm_maskz_div_ps(some, _mm_set1_ps(kSteps), _mm_mul_ps(max_weight, lift)));
+  _mm_store_ps(steps, _mm_mul_ps(max_weight, _mm_set1_ps(256.0f / kSteps)));
   for (size_t r = 0; r < rows; ++r) {
     __m512i whole[4];
 #pragma GCC unroll 4

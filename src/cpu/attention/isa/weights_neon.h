@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #include "cpu/attention/isa/unpacked_neon.h"
+#include "cpu/kernels/native_format.h"
 
 namespace gyre::cpu {
 namespace {
@@ -18,14 +19,14 @@ inline constexpr float kHuge = 1e38f, kTiny = 0x1p-90f;
 
 // Weights for an MMA of unsigned with signed bytes: 16 bits.
 struct UnsignedBytes {
-  static constexpr float kMost = 65535.0f;
+  static constexpr float kMax = 65535.0f;
   static constexpr bool kPaired = true;
   static uint8x8_t hi(uint16x8_t whole) { return vshrn_n_u16(whole, 8); }
 };
 
 // Weights for a dot product of signed bytes: 15 bits, lo from -128 to 127 and hi rounded to match.
 struct SignedBytes {
-  static constexpr float kMost = 127.0f * 256.0f;
+  static constexpr float kMax = 127.0f * 256.0f;
   static constexpr bool kPaired = false;
   static uint8x8_t hi(uint16x8_t whole) { return vrshrn_n_u16(whole, 8); }
 };
@@ -68,7 +69,7 @@ inline float weights_of_seen(const float* p, const float* scales, uint32_t vecto
 }
 
 template <class Bytes>
-void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weights& out) {
+void round_row_weights(const AccumulateJob& job, const float* scales, size_t row, Weights& out) {
   const float* const p = job.p + row * kBlockKeys;
   float32x4_t weighted[kBlockKeys / 4];
   float32x4_t largest = vdupq_n_f32(0);
@@ -77,13 +78,13 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
     weighted[i] = vmulq_f32(vld1q_f32(p + 4 * i), vld1q_f32(scales + 4 * i));
     largest = vmaxq_f32(largest, weighted[i]);
   }
-  float top = vmaxvq_f32(largest);
-  if (!(top < kHuge)) top = weights_of_seen(p, scales, vectors, weighted);
-  out.step[row] = top / (Bytes::kMost / 256.0f);
-  float inverse = top > 0 ? Bytes::kMost / top : 0.0f;
-  if (top < kTiny) {  // the inverse would overflow: take it in two steps
+  float max_weight = vmaxvq_f32(largest);
+  if (!(max_weight < kHuge)) max_weight = weights_of_seen(p, scales, vectors, weighted);
+  out.step[row] = max_weight / (Bytes::kMax / 256.0f);
+  float inverse = max_weight > 0 ? Bytes::kMax / max_weight : 0.0f;
+  if (max_weight < kTiny) {  // the inverse would overflow: take it in two steps
     for (size_t i = 0; i < vectors; ++i) weighted[i] = vmulq_n_f32(weighted[i], 0x1p60f);
-    inverse = top > 0 ? Bytes::kMost / (top * 0x1p60f) : 0.0f;
+    inverse = max_weight > 0 ? Bytes::kMax / (max_weight * 0x1p60f) : 0.0f;
   }
   const bool paired = Bytes::kPaired && (row | 1) < job.rows;
   uint32x4_t sum = vdupq_n_u32(0);
@@ -97,14 +98,30 @@ void weigh_row(const AccumulateJob& job, const float* scales, size_t row, Weight
 
 // Weights of all rows under one scale block.
 template <class Bytes>
-void weigh_rows(const AccumulateJob& job, size_t block, Weights& out) {
+void round_weights(const AccumulateJob& job, size_t block, Weights& out) {
   float scales[kBlockKeys];
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const uint8_t* const stored = job.scales + tile * job.scales_stride + block * kTile * 2;
     vst1q_f32(scales + tile * kTile, key_scales(stored));
     vst1q_f32(scales + tile * kTile + 4, key_scales(stored + 8));
   }
-  for (size_t row = 0; row < job.rows; ++row) weigh_row<Bytes>(job, scales, row, out);
+  for (size_t row = 0; row < job.rows; ++row) round_row_weights<Bytes>(job, scales, row, out);
+}
+
+// acc = acc * rescale + sums of levels, for kCount vectors of a row from coordinate c on: sum(i).
+template <uint32_t kFormat, size_t kCount, class Sum>
+inline void add_sums(const AccumulateJob& job, const Weights& weights, size_t row, size_t c,
+                     const Sum& sum) {
+  float* const place = job.acc + row * job.head_dim + c;
+  const float rescale = job.rescale[row];
+  const int32_t bias = kCodeBias<kFormat> * weights.sum[row];
+  for (size_t i = 0; i < kCount; ++i) {
+    // The step is worth 256: eight bits are behind the point.
+    const float32x4_t levels = vcvtq_n_f32_s32(level_sum<kFormat>(sum(i), bias), 8);
+    const float32x4_t old = vld1q_f32(place + 4 * i);
+    vst1q_f32(place + 4 * i, vfmaq_n_f32(rescale == 1 ? old : vmulq_n_f32(old, rescale), levels,
+                                         weights.step[row]));
+  }
 }
 
 // Accumulates kRows rows over one scale block. Few rows take two octets of coordinates at a time.
@@ -125,7 +142,7 @@ template <class Kernel, uint32_t kFormat>
 void accumulate_blocks(const AccumulateJob& job) {
   Weights weights;
   for (size_t block = 0; block < job.blocks->count; ++block) {
-    weigh_rows<typename Kernel::Bytes>(job, block, weights);
+    round_weights<typename Kernel::Bytes>(job, block, weights);
     for_row_groups(job.rows, [&](auto rows, size_t row) {
       accumulate_rows<Kernel, kFormat, decltype(rows)::value>(job, weights, row, block);
     });
@@ -136,6 +153,12 @@ template <class Kernel, uint32_t kFormat>
 void accumulate_format(const AccumulateJob& job) {
   if (!unpacks_once<kFormat>(job.rows)) return accumulate_blocks<Kernel, kFormat>(job);
   accumulate_blocks<Kernel, kUnpacked>(with_unpacked_values<typename Kernel::Order, kFormat>(job));
+}
+
+template <class Kernel>
+void accumulate_levels(const AccumulateJob& job) {
+  with_native_format(job.format,
+                     [&](auto format) { accumulate_format<Kernel, decltype(format)::value>(job); });
 }
 
 }  // namespace

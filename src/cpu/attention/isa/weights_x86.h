@@ -40,12 +40,12 @@ inline float sum_of(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-// A row's weights as integers, relative to the largest, which is kMost: whole[tile]. Returns the
+// A row's weights as integers, relative to the largest, which is kMax: whole[tile]. Returns the
 // fixed-point scale: what 256 stands for, as 1 may be too small for a float.
-template <int32_t kMost>
-inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size_t row,
-                       __m256i (&whole)[kBlockKeys / kTile]) {
-  constexpr float kHuge = 1e38f, kTiny = 0x1p-90f, kSteps = kMost;
+template <int32_t kMax>
+inline float round_row_weights(const AccumulateJob& job, const BlockScales& scales, size_t row,
+                               __m256i (&whole)[kBlockKeys / kTile]) {
+  constexpr float kHuge = 1e38f, kTiny = 0x1p-90f, kSteps = kMax;
   const float* const p = job.p + row * kBlockKeys;
   __m256 weighted[kBlockKeys / kTile];
   __m256 largest = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
@@ -58,16 +58,16 @@ inline float weigh_row(const AccumulateJob& job, const BlockScales& scales, size
     largest = _mm256_max_ps(largest, weighted[tile]);
     sum = _mm256_add_ps(sum, weighted[tile]);
   }
-  float top = largest_of(largest);
+  float max_weight = largest_of(largest);
   const float total = sum_of(sum);
-  if (!(total < kHuge)) top = total;                // a maximum may drop a NaN, a sum does not
-  const float lift = top < kTiny ? 0x1p60f : 1.0f;  // or the inverse would overflow
-  const float inverse = top > 0 ? kSteps / (top * lift) : 0.0f;
+  if (!(total < kHuge)) max_weight = total;  // a maximum may drop a NaN, a sum does not
+  const float lift = max_weight < kTiny ? 0x1p60f : 1.0f;  // or the inverse would overflow
+  const float inverse = max_weight > 0 ? kSteps / (max_weight * lift) : 0.0f;
   for (size_t tile = 0; tile < job.tiles; ++tile) {
     const __m256 lifted = _mm256_mul_ps(weighted[tile], _mm256_set1_ps(lift));
     whole[tile] = _mm256_cvtps_epi32(_mm256_mul_ps(lifted, _mm256_set1_ps(inverse)));
   }
-  return top * (256.0f / kSteps);
+  return max_weight * (256.0f / kSteps);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ struct RowPartials {
   uint64_t stride;
   uint32_t n;  // head_dim: {max, sum} follow the values
 
-  // In base 2. A split without keys is none, whatever it holds.
+  // In base 2. A split without keys does not count, whatever it holds.
   SoftmaxState state(uint64_t split) const {
     const float* const at = first + split * stride + n;
     return at[1] == 0 ? SoftmaxState::none() : SoftmaxState{at[0] * kLog2E, at[1]};
@@ -24,12 +24,12 @@ struct RowPartials {
 // All splits merged, by every thread.
 inline SoftmaxState merge_states(const RowPartials& row, uint64_t splits) {
   __shared__ SoftmaxState of_warp[kMergeThreads / kWarp];
-  SoftmaxState mine = SoftmaxState::none();
+  SoftmaxState state = SoftmaxState::none();
   for (uint64_t begin = threadIdx.x / kWarp * kWarp; begin < splits; begin += kMergeThreads) {
     const uint64_t s = begin + threadIdx.x % kWarp;
-    mine.merge<kWarp>(s < splits ? row.state(s) : SoftmaxState::none());
+    state.merge<kWarp>(s < splits ? row.state(s) : SoftmaxState::none());
   }
-  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = mine;
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = state;
   __syncthreads();
   SoftmaxState all = SoftmaxState::none();
   all.merge<kMergeThreads / kWarp>(of_warp[threadIdx.x % (kMergeThreads / kWarp)]);

@@ -12,8 +12,8 @@ constexpr uint32_t kScheduleThreads = 256;
 
 enum ScheduleArg : uint32_t { list_schedule, list_lengths, list_begins, list_prompts, list_tails };
 
-// What a unit and a group cost beside their keys, in keys.
-constexpr uint32_t kUnitCost = 100, kGroupCost = 32 * abi::kGroupPieces;
+// What a work item and a group cost beside their keys, in keys.
+constexpr uint32_t kItemCost = 100, kGroupCost = 32 * abi::kGroupSplits;
 
 // 32 bits where they are enough: a 64-bit division takes ten times as long.
 constexpr uint64_t divide_cost(uint64_t a, uint64_t b) {
@@ -21,29 +21,29 @@ constexpr uint64_t divide_cost(uint64_t a, uint64_t b) {
   return a / b;
 }
 
-// The logarithm of abi::attention_piece_keys, whose two numbers are powers of two. Without loops:
+// The logarithm of abi::sequence_split_keys, whose two numbers are powers of two. Without loops:
 // NVRTC would spend minutes on them.
 inline uint32_t cut_shift(const abi::AttentionCut& cut, uint32_t length) {
   const auto logarithm = [](uint64_t x) { return 31 - __clz(static_cast<int32_t>(x)); };
   const int32_t least = logarithm(cut.fewest_keys);
   const int32_t needed =
-      (length < 2 ? 0 : 32 - __clz(static_cast<int32_t>(length - 1))) - logarithm(cut.most_pieces);
+      (length < 2 ? 0 : 32 - __clz(static_cast<int32_t>(length - 1))) - logarithm(cut.max_splits);
   return static_cast<uint32_t>(needed > least ? needed : least);
 }
 
-// A sequence of the batch, and its work in groups of pieces.
+// A sequence of the batch, and its work in groups of splits.
 struct SequenceWork {
   uint32_t first_token, tokens, length, tail_begin;
   bool valid;
   uint32_t begin, end;            // keys that some query sees
   uint32_t shift, first, groups;  // groups of 1 << shift keys; at least one
-  uint32_t units;                 // of a KV head; 0: another command's, or nothing to do
+  uint32_t items;                 // of a KV head; 0: another command's, or nothing to do
 
-  // Where group i begins in the cost of its unit.
+  // Where group i begins in the cost of its work item.
   constexpr uint64_t start(uint32_t i) const {
     if (i == 0) return 0;
     const uint64_t key = static_cast<uint64_t>(first + i) << shift;
-    return kUnitCost + key - begin + uint64_t{i} * kGroupCost;
+    return kItemCost + key - begin + uint64_t{i} * kGroupCost;
   }
   // The first group that begins at `into` or later; `groups`: none does.
   constexpr uint32_t group_from(uint64_t into) const {
@@ -52,8 +52,8 @@ struct SequenceWork {
     const uint64_t group = into <= second ? 1 : 1 + divide_cost(into - second + each - 1, each);
     return group < groups ? static_cast<uint32_t>(group) : groups;
   }
-  constexpr uint64_t unit_cost() const {
-    return kUnitCost + uint64_t{end - begin} + uint64_t{groups} * kGroupCost;
+  constexpr uint64_t item_cost() const {
+    return kItemCost + uint64_t{end - begin} + uint64_t{groups} * kGroupCost;
   }
 };
 
@@ -72,7 +72,7 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
   work.length = static_cast<uint32_t>(of.length);
   work.valid = of.valid;
   if (of.tokens != 0 && abi::attention_takes(p.phase, of.tokens, p.group, prompt))
-    work.units = abi::unit_count(work.tokens, p.group, params.rows, params.by_token != 0);
+    work.items = abi::item_count(work.tokens, p.group, params.rows, params.by_token != 0);
   const auto length = static_cast<int32_t>(of.length);
   abi::RowMask<int32_t> mask = {length, static_cast<int32_t>(work.tokens),
                                 abi::row_window<int32_t>(p.window), p.causal != 0};
@@ -95,16 +95,16 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
 struct ScheduleShared {
   uint64_t of_warps[kScheduleThreads / kWarp];
   uint64_t before, share;  // cost of the sequences before the share's first; of a share
-  uint64_t units_before;   // of these sequences, of all KV heads
+  uint64_t items_before;   // of these sequences, of all KV heads
   uint32_t first_sequence;
-  uint32_t least, most;  // unit costs of the batch, as far as they fit
+  uint32_t min_cost, max_cost;  // work item costs of the batch, as far as they fit
 };
 
 // Where the next run comes from. Of one warp, all of whose lanes do the same.
 struct RunCursor {
   SequenceWork work;
-  uint32_t sequence, kv_head, unit, group, area;
-  uint64_t unit_start;  // in cost
+  uint32_t sequence, kv_head, item, group, area;
+  uint64_t item_start;  // in cost
 };
 
 class Scheduler {
@@ -117,7 +117,7 @@ class Scheduler {
 
   // Finds the block's share; false: it has none. For all threads together.
   bool find_share() {
-    if (threadIdx.x == 0) shared_.least = ~0u, shared_.most = 0;
+    if (threadIdx.x == 0) shared_.min_cost = ~0u, shared_.max_cost = 0;
     __syncthreads();
     uint64_t all = 0;
     for (uint32_t base = 0; base < sequences_; base += kScheduleThreads) {
@@ -125,34 +125,34 @@ class Scheduler {
       uint64_t of_run = 0;
       scan_block(cost(work), shared_.of_warps, of_run);
       all += of_run;
-      if (work.units == 0) continue;
-      const uint64_t unit = work.unit_cost();
-      const auto narrow = static_cast<uint32_t>(unit < 0xFFFFFFFEu ? unit : 0xFFFFFFFEu);
-      atomicMin(&shared_.least, narrow);
-      atomicMax(&shared_.most, narrow);
+      if (work.items == 0) continue;
+      const uint64_t item = work.item_cost();
+      const auto narrow = static_cast<uint32_t>(item < 0xFFFFFFFEu ? item : 0xFFFFFFFEu);
+      atomicMin(&shared_.min_cost, narrow);
+      atomicMax(&shared_.max_cost, narrow);
     }
     __syncthreads();
     uint64_t share = divide_cost(all + p_.blocks - 1, p_.blocks);
-    // Whole units to a block where that makes a share hardly larger: nothing is merged then.
-    if (shared_.least == shared_.most && shared_.most != 0) {
-      const uint64_t unit = shared_.most, whole = divide_cost(share + unit - 1, unit) * unit;
+    // Whole work items to a block where that makes a share hardly larger: nothing is merged then.
+    if (shared_.min_cost == shared_.max_cost && shared_.max_cost != 0) {
+      const uint64_t item = shared_.max_cost, whole = divide_cost(share + item - 1, item) * item;
       if (whole <= share + share / 14) share = whole;
     }
     first_ = blockIdx.x * share, last_ = first_ + share;
     if (first_ >= all) return false;
-    uint64_t sum = 0, units = 0;
+    uint64_t sum = 0, items = 0;
     for (uint32_t base = 0; base < sequences_ && sum <= first_; base += kScheduleThreads) {
       const SequenceWork work = work_at(base + threadIdx.x);
-      const uint64_t mine = cost(work), kv_heads = p_.call.kv_heads;
-      uint64_t of_run = 0, of_units = 0;
-      const uint64_t before = sum + scan_block(mine, shared_.of_warps, of_run);
-      const uint64_t units_before =
-          units + scan_block(work.units * kv_heads, shared_.of_warps, of_units);
-      if (before <= first_ && first_ - before < mine) {
+      const uint64_t sequence_cost = cost(work), kv_heads = p_.call.kv_heads;
+      uint64_t of_run = 0, of_items = 0;
+      const uint64_t before = sum + scan_block(sequence_cost, shared_.of_warps, of_run);
+      const uint64_t items_before =
+          items + scan_block(work.items * kv_heads, shared_.of_warps, of_items);
+      if (before <= first_ && first_ - before < sequence_cost) {
         shared_.first_sequence = base + threadIdx.x;
-        shared_.before = before, shared_.units_before = units_before;
+        shared_.before = before, shared_.items_before = items_before;
       }
-      sum += of_run, units += of_units;
+      sum += of_run, items += of_items;
     }
     if (threadIdx.x == 0) shared_.share = share;
     __syncthreads();
@@ -162,17 +162,17 @@ class Scheduler {
   // Writes the block's runs. For one warp.
   void write_runs() {
     RunCursor c = seek();
-    uint64_t at = first_unit_ + blockIdx.x;
+    uint64_t at = first_item_ + blockIdx.x;
     const uint64_t first_run = at;
-    for (; c.sequence < sequences_ && c.unit_start + c.work.start(c.group) < last_ && at < p_.runs;
+    for (; c.sequence < sequences_ && c.item_start + c.work.start(c.group) < last_ && at < p_.runs;
          ++at) {
-      const uint32_t end = c.work.group_from(last_ - c.unit_start);
+      const uint32_t end = c.work.group_from(last_ - c.item_start);
       const abi::AttentionRun run = describe(c, end);
       if (threadIdx.x == 0) runs(abi::schedule_runs_at(p_.blocks))[at] = run;
       if (threadIdx.x == 0 && at - first_run < abi::kFirstRuns)
         runs(abi::schedule_first_runs_at(
             p_.blocks))[blockIdx.x * abi::kFirstRuns + at - first_run] = run;
-      next_unit(c);
+      next_item(c);
     }
     write_block(first_run, at - first_run);
   }
@@ -190,7 +190,7 @@ class Scheduler {
     return sequence < sequences_ ? sequence_work(p_, args_, sequence) : SequenceWork{};
   }
   uint64_t cost(const SequenceWork& work) const {
-    return work.units == 0 ? 0 : work.units * p_.call.kv_heads * work.unit_cost();
+    return work.items == 0 ? 0 : work.items * p_.call.kv_heads * work.item_cost();
   }
 
   // The first group that begins in the share.
@@ -198,23 +198,23 @@ class Scheduler {
     RunCursor c = {};
     c.sequence = shared_.first_sequence;
     c.work = sequence_work(p_, args_, c.sequence);
-    const uint64_t unit = divide_cost(first_ - shared_.before, c.work.unit_cost());
-    first_unit_ = shared_.units_before + unit;
-    c.unit_start = shared_.before + unit * c.work.unit_cost();
-    c.kv_head = static_cast<uint32_t>(unit) / c.work.units;
-    c.unit = static_cast<uint32_t>(unit) - c.kv_head * c.work.units;
-    c.group = c.work.group_from(first_ - c.unit_start);
-    c.area = static_cast<uint32_t>(divide_cost(c.unit_start, shared_.share));
-    if (c.group == c.work.groups) next_unit(c);
+    const uint64_t item = divide_cost(first_ - shared_.before, c.work.item_cost());
+    first_item_ = shared_.items_before + item;
+    c.item_start = shared_.before + item * c.work.item_cost();
+    c.kv_head = static_cast<uint32_t>(item) / c.work.items;
+    c.item = static_cast<uint32_t>(item) - c.kv_head * c.work.items;
+    c.group = c.work.group_from(first_ - c.item_start);
+    c.area = static_cast<uint32_t>(divide_cost(c.item_start, shared_.share));
+    if (c.group == c.work.groups) next_item(c);
     return c;
   }
 
-  void next_unit(RunCursor& c) const {
-    c.unit_start += c.work.unit_cost();
+  void next_item(RunCursor& c) const {
+    c.item_start += c.work.item_cost();
     c.group = 0;
     c.area = blockIdx.x;
-    if (++c.unit < c.work.units) return;
-    c.unit = 0;
+    if (++c.item < c.work.items) return;
+    c.item = 0;
     if (++c.kv_head < static_cast<uint32_t>(p_.call.kv_heads)) return;
     c.kv_head = 0;
     next_sequence(c);
@@ -223,7 +223,7 @@ class Scheduler {
   // The next one that is this command's, 32 looked at at a time.
   void next_sequence(RunCursor& c) const {
     for (uint32_t base = c.sequence + 1; base < sequences_; base += kWarp) {
-      const bool taken = work_at(base + threadIdx.x % kWarp).units != 0;
+      const bool taken = work_at(base + threadIdx.x % kWarp).items != 0;
       const uint32_t found = __ballot_sync(kAll, taken);
       if (found == 0) continue;
       c.sequence = base + static_cast<uint32_t>(__ffs(static_cast<int32_t>(found))) - 1;
@@ -233,26 +233,26 @@ class Scheduler {
     c.sequence = sequences_;
   }
 
-  // Groups [c.group, end) of the unit.
+  // Groups [c.group, end) of the work item.
   abi::AttentionRun describe(const RunCursor& c, uint32_t end) const {
     const SequenceWork& w = c.work;
-    const abi::UnitRows rows =
-        abi::unit_rows(w.tokens, p_.call.group, p_.rows, p_.by_token != 0, c.unit);
-    const uint32_t shift = w.shift - 2;  // of a piece
-    static_assert(abi::kGroupPieces == 4);
+    const abi::ItemRows rows =
+        abi::item_rows(w.tokens, p_.call.group, p_.rows, p_.by_token != 0, c.item);
+    const uint32_t shift = w.shift - 2;  // of a split
+    static_assert(abi::kGroupSplits == 4);
     abi::AttentionRun run = {};
     run.sequence = c.sequence, run.kv_head = c.kv_head;
     run.first_row = rows.first, run.rows = rows.count;
     run.first_token = w.first_token, run.tokens = w.tokens;
     run.length = w.length, run.tail_begin = w.tail_begin;
     run.begin = w.begin, run.end = w.end;
-    run.unit_first = w.begin >> shift;
+    run.item_first = w.begin >> shift;
     const uint32_t behind = (w.end + (1u << shift) - 1) >> shift;
-    run.unit_end = behind > run.unit_first ? behind : run.unit_first + 1;
-    const uint32_t from = (w.first + c.group) * abi::kGroupPieces;
-    const uint32_t to = (w.first + end) * abi::kGroupPieces;
-    run.first = from > run.unit_first ? from : run.unit_first;
-    run.count = (to < run.unit_end ? to : run.unit_end) - run.first;
+    run.item_end = behind > run.item_first ? behind : run.item_first + 1;
+    const uint32_t from = (w.first + c.group) * abi::kGroupSplits;
+    const uint32_t to = (w.first + end) * abi::kGroupSplits;
+    run.first = from > run.item_first ? from : run.item_first;
+    run.count = (to < run.item_end ? to : run.item_end) - run.first;
     run.area = c.area;
     run.shift_and_valid = shift | (w.valid ? 256u : 0u);
     return run;
@@ -263,7 +263,7 @@ class Scheduler {
   ScheduleShared& shared_;
   uint32_t sequences_;
   uint64_t first_ = 0, last_ = 0;  // of the share, in cost
-  uint64_t first_unit_ = 0;        // of the share, of all units
+  uint64_t first_item_ = 0;        // of the share, of all work items
 };
 
 __global__ void __launch_bounds__(kScheduleThreads)

@@ -19,12 +19,12 @@ using enum abi::AttentionArg;
 // Sums from registers to rows in shared memory, out of the rotated domain, to the output.
 template <uint32_t kV>
 inline void write_rows(const PrefillProblem& problem, const Args& args,
-                       const float (&acc)[kMostTiles][2][4]) {
+                       const float (&acc)[kMaxTiles][2][4]) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp,
                  n = problem.params.v.head_dim;
   __syncthreads();  // the staging buffer may share memory with the stages
 #pragma unroll
-  for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+  for (uint32_t tile = 0; tile < kMaxTiles; ++tile) {
     const uint32_t column = (tile * problem.layout.warps + warp) * 16 + lane / 4;
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
@@ -56,7 +56,7 @@ inline void attend(const PrefillProblem& problem, const Args& args) {
     __syncthreads();
     for (uint32_t i = 0; i < ahead; ++i) load_stage<kK, kV>(problem, i);
   }
-  float acc[kMostTiles][2][4] = {};
+  float acc[kMaxTiles][2][4] = {};
   for (uint32_t stage = 0; stage < stages; ++stage) {
     if (ahead == 0) {
       __syncthreads();
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(512, 1)
     }
   } else if (threadIdx.x == kWarp) {
     problem.params = params;
-    problem.bad = 0;
+    problem.invalid = 0;
     if (args.at[arg_state] != 0 && params.table.page_tokens == 0)
       abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), problem.params);
   }

@@ -20,7 +20,7 @@ struct PrefillLayout {
   uint32_t q, staging, logits, weights, factors, state, stage, total;  // offsets
 };
 
-constexpr uint32_t kMostRows = 16, kMostStageKeys = 128, kPrefillStateBytes = 1664;
+constexpr uint32_t kMaxRows = 16, kMaxStageKeys = 128, kPrefillStateBytes = 1664;
 
 constexpr uint32_t query_bytes(uint32_t format, uint32_t head_dim, uint32_t rows) {
   if (abi::kv_is_native(format)) return round_up(head_dim, key_span(format)) / 32 * rows * 64;
@@ -69,7 +69,7 @@ inline void fill_layout(const abi::KvCacheLayout& k, const abi::KvCacheLayout& v
 // (token, query head) pairs of a KV head that a layout is for. Over pages always the same: a row's
 // bits must not depend on how many come with it.
 inline uint64_t prefill_rows(const abi::AttentionParams& p) {
-  return p.table.page_tokens != 0 ? kMostRows : p.tokens * p.group;
+  return p.table.page_tokens != 0 ? kMaxRows : p.tokens * p.group;
 }
 
 // Candidates, best first. The host takes one that suits the GPU and asks for its `total` bytes; the
@@ -81,8 +81,8 @@ inline PrefillLayout prefill_layout(const abi::KvCacheLayout& k, const abi::KvCa
                                     uint64_t rows, uint32_t index) {
   PrefillLayout a = {};
   const uint32_t i = index % (kPrefillLayouts / 2);
-  const uint32_t most = k.head_dim > v.head_dim ? k.head_dim : v.head_dim;
-  a.warps = most <= 256 ? 4 : (most <= 512 ? 8 : 16);  // four tiles of V's coordinates to a warp
+  const uint32_t dim = k.head_dim > v.head_dim ? k.head_dim : v.head_dim;
+  a.warps = dim <= 256 ? 4 : (dim <= 512 ? 8 : 16);  // four tiles of V's coordinates to a warp
   a.rows = rows <= 8 || index >= kPrefillLayouts / 2 ? 8 : 16;
   a.stage_keys = i < 1 ? 128 : (i < 3 ? 64 : (i < 6 ? 32 : 16));
   a.stages = i < 1 ? 2 : (i < 3 ? 4 - i : (i < 6 ? 6 - i : 8 - i));

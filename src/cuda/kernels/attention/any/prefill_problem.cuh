@@ -5,13 +5,13 @@
 
 namespace gyre::cuda {
 
-// What is known of each row, in shared memory.
+// Per-row state, in shared memory.
 struct Rows {
-  int64_t begin[kMostRows], end[kMostRows];  // keys it may see
-  int64_t position[kMostRows];
-  float factor[kMostRows][2];  // of its scores, in two steps
-  SoftmaxState state[kMostRows];
-  float keep[kMostRows], slope[kMostRows];
+  int64_t begin[kMaxRows], end[kMaxRows];  // keys it may see
+  int64_t position[kMaxRows];
+  float factor[kMaxRows][2];  // of its scores, in two steps
+  SoftmaxState state[kMaxRows];
+  float rescale[kMaxRows], slope[kMaxRows];
   uint32_t hidden;  // some row does not see some key of the stage
 };
 
@@ -47,7 +47,7 @@ inline PrefillProblem& PrefillProblem::of_block() {
 
 inline void start_rows(const PrefillProblem& problem, const float* alibi_slopes) {
   Rows& state = problem.state();
-  for (uint32_t r = threadIdx.x; r < kMostRows; r += blockDim.x) {
+  for (uint32_t r = threadIdx.x; r < kMaxRows; r += blockDim.x) {
     const uint64_t token = problem.token(r < problem.rows ? r : 0);
     const abi::RowBounds<int64_t> b = problem.bounds(token);
     state.begin[r] = b.begin, state.end[r] = b.end;

@@ -7,7 +7,7 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMostTiles = 4;  // of coordinates, for a warp: 256 / 16 / 4 warps
+constexpr uint32_t kMaxTiles = 4;  // of coordinates, for a warp: 256 / 16 / 4 warps
 
 // Index of the scale block that a coordinate belongs to.
 inline uint32_t scale_block_of(uint32_t head_dim, uint32_t coordinate) {
@@ -15,9 +15,9 @@ inline uint32_t scale_block_of(uint32_t head_dim, uint32_t coordinate) {
 #pragma unroll 1
   for (uint32_t size = abi::kKvMaxHeadDim; size != 0; size /= 2) {
     if ((head_dim & size) == 0) continue;
-    const uint32_t most = size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
-    if (coordinate < begin + size) return block + (coordinate - begin) / most;
-    block += size / most;
+    const uint32_t block_dim = size < abi::kKvScaleBlock ? size : abi::kKvScaleBlock;
+    if (coordinate < begin + size) return block + (coordinate - begin) / block_dim;
+    block += size / block_dim;
     begin += size;
   }
   return block;
@@ -63,14 +63,14 @@ inline bool sum_float16(const PrefillProblem& problem, const unsigned char* stag
   constexpr uint32_t kExponent = kV == kFormatF16 ? 0x7C00u : 0x7F80u;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
   const unsigned char* const values = stage + problem.layout.v_codes + column * 2;
-  bool bad = false;
+  bool non_finite = false;
   for (uint32_t s = 0; s < problem.layout.stage_keys / 16; ++s) {
     uint32_t a[4];
     ldmatrix_transposed(a, values + (s * 16 + lane % 8 + lane / 16 * 8) * problem.layout.v_pitch +
                                lane / 8 % 2 * 16);
     if (checks) {
-      bad = bad || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
-            not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
+      non_finite = non_finite || not_finite(a[0], kExponent) || not_finite(a[1], kExponent) ||
+                   not_finite(a[2], kExponent) || not_finite(a[3], kExponent);
     }
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
@@ -78,15 +78,15 @@ inline bool sum_float16(const PrefillProblem& problem, const unsigned char* stag
       const unsigned char* const w = problem.shared() + problem.layout.weights +
                                      (8 * t + g) * problem.layout.weights_pitch + s * 32 + j * 4;
       if constexpr (kV == kFormatBf16) {
-        const unsigned char* const rest = w + problem.layout.weights_plane;
-        Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(rest),
-                             *reinterpret_cast<const uint32_t*>(rest + 16));
+        const unsigned char* const lo = w + problem.layout.weights_plane;
+        Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(lo),
+                             *reinterpret_cast<const uint32_t*>(lo + 16));
       }
       Float16Type<kV>::mma(c[t], a, *reinterpret_cast<const uint32_t*>(w),
                            *reinterpret_cast<const uint32_t*>(w + 16));
     }
   }
-  return bad;
+  return non_finite;
 }
 
 // Key by key, without the keys of weight 0: the slots of others are not read, or must not matter.
@@ -114,7 +114,7 @@ inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32
         x[i] = mlx_native_centroid<kV>(code) * (norms[n == 512 ? at_column / 256 : 0] / unit);
       }
     }
-    const float up = kV == kFormatF16 ? power_of_two(kWeightTop) : 1.0f;
+    const float up = kV == kFormatF16 ? power_of_two(kWeightExponent) : 1.0f;
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
       if (t >= problem.layout.rows / 8) break;
@@ -131,12 +131,12 @@ inline void sum_one_by_one(const PrefillProblem& problem, uint32_t index, uint32
 // acc[tile][8 rows][C fragment]: the stage's sum is added as a whole.
 template <uint32_t kV>
 inline void add_values(const PrefillProblem& problem, uint32_t index,
-                       float (&acc)[kMostTiles][2][4]) {
+                       float (&acc)[kMaxTiles][2][4]) {
   const uint32_t warp = threadIdx.x / kWarp, j = threadIdx.x % 4, n = problem.params.v.head_dim;
   const unsigned char* const stage = problem.stage(index);
   const Rows& rows = problem.state();
 #pragma unroll
-  for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+  for (uint32_t tile = 0; tile < kMaxTiles; ++tile) {
     const uint32_t column = (tile * problem.layout.warps + warp) * 16;
     if (column >= n) break;
     float c[2][4] = {};
@@ -146,8 +146,8 @@ inline void add_values(const PrefillProblem& problem, uint32_t index,
       sum_levels<kV>(problem, block, stage, column, c);
     } else if constexpr (is_float16_format(kV)) {
       const bool checks = rows.hidden != 0,
-                 bad = sum_float16<kV>(problem, stage, column, checks, c);
-      if (checks && __any_sync(kAll, bad) != 0) {
+                 non_finite = sum_float16<kV>(problem, stage, column, checks, c);
+      if (checks && __any_sync(kAll, non_finite) != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; ++i) c[i / 4][i % 4] = 0;
         sum_one_by_one<kV>(problem, index, column, c);
@@ -162,7 +162,7 @@ inline void add_values(const PrefillProblem& problem, uint32_t index,
       for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t row = 8 * t + 2 * j + i % 2;
         const float2 f = problem.factors()[block * problem.layout.rows + row];
-        acc[tile][t][i] = acc[tile][t][i] * rows.keep[row] + c[t][i] * f.x * f.y;
+        acc[tile][t][i] = acc[tile][t][i] * rows.rescale[row] + c[t][i] * f.x * f.y;
       }
     }
   }

@@ -11,7 +11,7 @@ namespace gyre::cuda {
 // A query becomes 16-bit integers, two bytes each, or two 16-bit floats; either way it is first
 // scaled by a power of two, so that its largest coordinate is just below 2^14 or 2^15.
 template <uint32_t kK>
-constexpr int32_t kQueryTop = abi::kv_is_native(kK) ? 13 : 14;
+constexpr int32_t kQueryExponent = abi::kv_is_native(kK) ? 13 : 14;
 
 template <uint32_t kK>
 inline void load_queries(const PrefillProblem& problem, uint64_t q) {
@@ -40,7 +40,7 @@ inline void load_queries(const PrefillProblem& problem, uint64_t q) {
     largest = warp_max(largest);
     finite = __all_sync(kAll, finite) != 0;
     if constexpr (is_staged(kK)) {
-      const int32_t up = largest == 0 || !finite ? 0 : kQueryTop<kK> - exponent_of(largest);
+      const int32_t up = largest == 0 || !finite ? 0 : kQueryExponent<kK> - exponent_of(largest);
       for (uint32_t c = lane; c < n; c += kWarp) row[c] = finite ? times_power(row[c], up) : 0.0f;
       if (lane == 0) {
         const float nan = __uint_as_float(0x7FC00000u);
@@ -84,13 +84,13 @@ inline uint4 query_fragment(const float* row, uint32_t n, uint32_t step, uint32_
 template <uint32_t kK>
 inline void make_fragments(const PrefillProblem& problem, uint32_t n) {
   if constexpr (is_staged(kK)) {
-    const uint32_t eights = problem.layout.rows / 8;
+    const uint32_t row_tiles = problem.layout.rows / 8;
     const uint32_t steps =
         abi::kv_is_native(kK) ? round_up(n, key_span(kK)) / 32 : round_up(n, 32) / 16;
     auto* const out = reinterpret_cast<uint4*>(problem.shared() + problem.layout.q);
-    for (uint32_t i = threadIdx.x; i < steps * eights * kWarp; i += blockDim.x) {
-      const uint32_t lane = i % kWarp, row = i / kWarp % eights * 8 + lane / 4;
-      out[i] = query_fragment<kK>(problem.staging() + row * n, n, i / kWarp / eights, lane % 4);
+    for (uint32_t i = threadIdx.x; i < steps * row_tiles * kWarp; i += blockDim.x) {
+      const uint32_t lane = i % kWarp, row = i / kWarp % row_tiles * 8 + lane / 4;
+      out[i] = query_fragment<kK>(problem.staging() + row * n, n, i / kWarp / row_tiles, lane % 4);
     }
   } else {
     auto* const out = reinterpret_cast<float*>(problem.shared() + problem.layout.q);
@@ -145,7 +145,7 @@ inline void score_block(const PrefillProblem& problem, const unsigned char* stag
                         uint32_t block, uint32_t begin, uint32_t end, float (&s)[2][4]) {
   constexpr uint32_t kSpan = key_span(kK), kSteps = kSpan / 32;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4,
-                 eights = problem.layout.rows / 8;
+                 row_tiles = problem.layout.rows / 8;
   const uint32_t n = problem.params.k.head_dim, whole = whole_groups<kK>(n);
   const uint8_t* const row = stage + (tile.of * 16 + g) * problem.layout.k_pitch;
   const uint8_t* const row8 = row + 8 * problem.layout.k_pitch;
@@ -165,8 +165,8 @@ inline void score_block(const PrefillProblem& problem, const unsigned char* stag
     const uint32_t a[4] = {x.first, y.first, x.second, y.second};
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= eights) break;
-      const uint4 w = q[(step * eights + t) * kWarp];
+      if (t >= row_tiles) break;
+      const uint4 w = q[(step * row_tiles + t) * kWarp];
       mma_s8(high[t], a, w.x, w.y);
       mma_s8(low[t], a, w.z, w.w);
     }
@@ -200,7 +200,7 @@ template <uint32_t kK>
 inline void score_float16(const PrefillProblem& problem, const unsigned char* stage, KeyTile tile,
                           float (&s)[2][4]) {
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4,
-                 eights = problem.layout.rows / 8;
+                 row_tiles = problem.layout.rows / 8;
   const uint32_t n = problem.params.k.head_dim;
   const unsigned char* const row = stage + (tile.of * 16 + g) * problem.layout.k_pitch + j * 16;
   const unsigned char* const row8 = row + 8 * problem.layout.k_pitch;
@@ -214,9 +214,9 @@ inline void score_float16(const PrefillProblem& problem, const unsigned char* st
     const uint32_t a[4] = {x.x, y.x, x.y, y.y}, b[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
     for (uint32_t t = 0; t < 2; ++t) {
-      if (t >= eights) break;
-      const uint4 w = q[(span * 2 * eights + t) * kWarp];
-      const uint4 w2 = q[((span * 2 + 1) * eights + t) * kWarp];
+      if (t >= row_tiles) break;
+      const uint4 w = q[(span * 2 * row_tiles + t) * kWarp];
+      const uint4 w2 = q[((span * 2 + 1) * row_tiles + t) * kWarp];
       Float16Type<kK>::mma(s[t], a, w.x, w.y);
       Float16Type<kK>::mma(low[t], a, w.z, w.w);
       Float16Type<kK>::mma(other[t], b, w2.x, w2.y);

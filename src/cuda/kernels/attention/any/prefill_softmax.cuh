@@ -6,8 +6,8 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kRowKeys = kMostStageKeys / kWarp;  // of a row, for a lane: every 32nd
-constexpr int32_t kWeightTop = 14;  // weights are scaled to end below 2^15, for f16's range
+constexpr uint32_t kRowKeys = kMaxStageKeys / kWarp;  // of a row, for a lane: every 32nd
+constexpr int32_t kWeightExponent = 14;  // weights are scaled to end below 2^15, for f16's range
 
 // Weights are stored in the order in which the MMA over V takes the keys.
 template <uint32_t kV>
@@ -41,13 +41,13 @@ template <uint32_t kV>
 inline void store_weights(const PrefillProblem& problem, uint32_t row, const float (&w)[kRowKeys],
                           uint32_t plane, int32_t bias) {
   const uint32_t lane = threadIdx.x % kWarp;
-  int32_t up = kWeightTop;
+  int32_t up = kWeightExponent;
   if constexpr (abi::kv_is_native(kV)) {
     float largest = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kRowKeys; ++i) largest = fmaxf(largest, is_finite(w[i]) ? w[i] : 0.0f);
     largest = warp_max(largest);
-    up = kWeightTop - (largest == 0 ? 0 : exponent_of(largest));
+    up = kWeightExponent - (largest == 0 ? 0 : exponent_of(largest));
   }
   auto* const to = reinterpret_cast<Half*>(problem.shared() + problem.layout.weights +
                                            plane * problem.layout.weights_plane +
@@ -145,7 +145,7 @@ inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t 
   float* const scores = problem.logits() + row * problem.layout.logits_pitch;
   bool missing = false;
   const uint32_t seen = seen_keys(problem, stage, row, tree_mask, missing);
-  float x[kRowKeys], most = minus_infinity();
+  float x[kRowKeys], largest = minus_infinity();
 #pragma unroll
   for (uint32_t i = 0; i < kRowKeys; ++i) {
     const uint32_t at = lane + i * kWarp;
@@ -155,10 +155,10 @@ inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t 
     for (uint32_t part = 1; part < problem.layout.warps_per_key; ++part)
       score += scores[part * problem.layout.rows * problem.layout.logits_pitch + at];
     x[i] = logit_of(problem, row, score, uint64_t{stage} * problem.layout.stage_keys + at);
-    most = fmaxf(most, x[i]);
+    largest = fmaxf(largest, x[i]);
   }
   SoftmaxState state = rows.state[row];
-  const float reference = SoftmaxState::reference(fmaxf(state.max, warp_max(most)));
+  const float reference = SoftmaxState::reference(fmaxf(state.max, warp_max(largest)));
   float prob[kRowKeys], added = 0;
 #pragma unroll
   for (uint32_t i = 0; i < kRowKeys; ++i) {
@@ -166,13 +166,13 @@ inline void merge_stage(const PrefillProblem& problem, uint32_t stage, uint32_t 
     added += prob[i];
     if (lane + i * kWarp < problem.layout.stage_keys) scores[lane + i * kWarp] = prob[i];
   }
-  const float keep = state.merge<kWarp>({most, added}, reference).keep;
+  const float rescale = state.merge<kWarp>({largest, added}, reference).rescale;
   missing = __any_sync(kAll, missing) != 0;
   make_weights<kV>(problem, row, prob, problem.stage(stage));
   __syncwarp();
   if (lane != 0) return;
   rows.state[row] = state;
-  rows.keep[row] = keep;
+  rows.rescale[row] = rescale;
   if (missing) atomicOr(&rows.hidden, 1u);  // several warps may set it
 }
 

@@ -6,9 +6,9 @@ namespace gyre::cuda {
 
 // The sum of what the threads before have, and of all threads. `of_warps`: a word for each warp, in
 // shared memory. For all threads together.
-inline uint64_t scan_block(uint64_t mine, uint64_t* of_warps, uint64_t& all) {
+inline uint64_t scan_block(uint64_t value, uint64_t* of_warps, uint64_t& all) {
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  uint64_t sum = mine;
+  uint64_t sum = value;
 #pragma unroll
   for (uint32_t by = 1; by < kWarp; by *= 2) {
     const uint64_t other = __shfl_up_sync(kAll, sum, by);
@@ -23,7 +23,7 @@ inline uint64_t scan_block(uint64_t mine, uint64_t* of_warps, uint64_t& all) {
     all += of_warps[w];
   }
   __syncthreads();
-  return before + sum - mine;
+  return before + sum - value;
 }
 
 }  // namespace gyre::cuda

@@ -29,21 +29,21 @@ constexpr uint32_t kIntegers =
 constexpr uint32_t kTooLarge = kIntegers + 0x10000u;
 inline uint32_t to_integer(float x) { return __float_as_uint(__fadd_rz(x, 8388608.0f)); }
 
-// The new fixed-point scale of a row whose largest weight is `most`, when the reference rose by
-// `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
+// The new fixed-point scale of a row whose largest weight is `max_weight`, when the reference rose
+// by `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
 // kGrowth: bits that weights may grow before the scale must follow.
 template <int32_t kGrowth = 4>
-inline uint32_t rescale_weights(FixedPoint& row, float most, uint32_t shift) {
-  if (most == -minus_infinity() && !is_nan(row.scale)) {
+inline uint32_t rescale_weights(FixedPoint& row, float max_weight, uint32_t shift) {
+  if (max_weight == -minus_infinity() && !is_nan(row.scale)) {
     if (row.scale != 0) shift = 512;
     row.scale = 0;
-  } else if (row.scale > 0 && (shift != 0 || most * row.scale >= 65535.0f)) {
+  } else if (row.scale > 0 && (shift != 0 || max_weight * row.scale >= 65535.0f)) {
     // When the reference rises, weights shrink: the scale may rise by as much without a shift.
     const int32_t now = exponent_of(row.scale), by = static_cast<int32_t>(shift);
-    const int32_t fits = most == 0 ? 126 : 15 - kGrowth - exponent_of(most);
+    const int32_t fits = max_weight == 0 ? 126 : 15 - kGrowth - exponent_of(max_weight);
     int32_t up = now + by < fits ? now + by : fits;
     if (up > 126) up = 126;
-    if (up < now && most * row.scale < 65535.0f) up = now;
+    if (up < now && max_weight * row.scale < 65535.0f) up = now;
     shift = static_cast<uint32_t>(by + now - up);
     row.scale = power_of_two(up);
   }

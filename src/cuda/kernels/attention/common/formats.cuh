@@ -16,9 +16,10 @@ constexpr bool is_staged(uint32_t format) {
 }
 
 constexpr uint32_t round_up(uint32_t x, uint32_t to) { return (x + to - 1) / to * to; }
-// The next multiple of 16 that leaves `rest` modulo `of`: where rows begin decides bank conflicts.
-constexpr uint32_t padded(uint32_t bytes, uint32_t of, uint32_t rest) {
-  return round_up(bytes + of - rest, of) - of + rest;
+// The next multiple of 16 that leaves `modulus` modulo `of`: where rows begin decides bank
+// conflicts.
+constexpr uint32_t padded(uint32_t bytes, uint32_t of, uint32_t modulus) {
+  return round_up(bytes + of - modulus, of) - of + modulus;
 }
 
 constexpr uint32_t count_scale_blocks(uint32_t head_dim) {

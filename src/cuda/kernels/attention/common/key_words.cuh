@@ -8,7 +8,7 @@ namespace gyre::cuda {
 template <uint32_t kK>
 inline uint32_t key_coordinate(uint32_t step, uint32_t j, uint32_t place) {
   const KeyPlace of = key_place<kK>(step, place);
-  return of.word * abi::kv_group(abi::kv_low_bits(kK)) + 4 * j + of.byte + 16 * of.piece;
+  return of.word * abi::kv_group(abi::kv_low_bits(kK)) + 4 * j + of.byte + 16 * of.part;
 }
 
 // A step's codes of one key, for a head_dim that every plane of K has whole groups of. Loaded apart

@@ -12,12 +12,12 @@ class RowWriter {
   RowWriter(const RowTile& tile, const Args& args, uint32_t r, SoftmaxState state, bool leads,
             uint64_t place = 0)
       : RowWriter(tile.params, args,
-                  {tile.first_token + tile.token(r), tile.head(r), tile.split, tile.bad != 0},
+                  {tile.first_token + tile.token(r), tile.head(r), tile.split, tile.invalid != 0},
                   state, leads, place) {}
 
   struct Row {
     uint64_t token, head, split;
-    bool bad;  // it becomes NaN
+    bool invalid;  // it becomes NaN
   };
   // `place`: where the row's state goes, in base 2, to be folded; 0: nowhere.
   RowWriter(const abi::AttentionParams& p, const Args& args, const Row& row, SoftmaxState state,
@@ -25,7 +25,7 @@ class RowWriter {
     using enum abi::AttentionArg;
     const uint32_t n = p.v.head_dim;
     const uint64_t token = row.token, head = row.head;
-    if (row.bad) state.sum = __uint_as_float(0x7FC00000u);
+    if (row.invalid) state.sum = __uint_as_float(0x7FC00000u);
     dtype_ = place != 0 ? 0 : p.out_dtype;
     if (place != 0) {
       out_ = place;

@@ -52,13 +52,13 @@ inline void begin_values(const uint32_t (&p)[T::kKeys / 16][4], const unsigned c
                          float (&o)[T::kVTiles][4]) {
   const uint64_t at = wgmma_operand(uniform_address(shared_address(v)), T::kLayout.v_panel);
   constexpr uint32_t kWhole = T::kVDim / 128 * 128, kHalf = (T::kVDim - kWhole) / 64 * 64,
-                     kRest = T::kVDim - kWhole - kHalf;
+                     kRemaining = T::kVDim - kWhole - kHalf;
   wgmma_sums(o);
   wgmma_fence();
 #pragma unroll
   for (uint32_t c = 0; c < kWhole; c += 128) add_columns<T, 128>(p, at, c / 8, o);
   if constexpr (kHalf != 0) add_columns<T, 64>(p, at, kWhole / 8, o);
-  if constexpr (kRest != 0) add_columns<T, kRest>(p, at, (kWhole + kHalf) / 8, o);
+  if constexpr (kRemaining != 0) add_columns<T, kRemaining>(p, at, (kWhole + kHalf) / 8, o);
   wgmma_commit();
 }
 

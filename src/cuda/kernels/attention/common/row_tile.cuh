@@ -24,8 +24,8 @@ struct RowTile {
   int64_t walk_key;    // of the walk's first key
   uint64_t first_row;  // of the KV head's rows
   uint32_t rows;
-  mutable uint32_t bad;   // over pages: rows that make no sense, or a page that is none
-  uint64_t index, count;  // of this work tile, and how many there are
+  mutable uint32_t invalid;  // over pages: rows that make no sense, or a page that does not exist
+  uint64_t index, count;     // of this work tile, and how many there are
   uint64_t kv_head, group, split;
   int64_t first_key, last_key;                             // of the split
   const uint8_t *k_codes, *k_scales, *v_codes, *v_scales;  // of the head
@@ -53,7 +53,7 @@ struct RowTile {
   uint32_t stage_count() const {
     return static_cast<uint32_t>((walk.tiles * abi::kKvTile + stage_keys - 1) / stage_keys);
   }
-  // Where the index-th tile of the walk lies: of a page that lies so many bytes on, or of the
+  // Where the index-th tile of the walk lies: of a page, `offset` bytes on, or of the
   // cache.
   struct TileAt {
     uint64_t offset, tile;
@@ -81,7 +81,7 @@ inline RowTile::TileAt RowTile::page_tile(uint64_t tile) const {
       table.ring_entries == 0 ? nth : static_cast<uint32_t>(nth) % table.ring_entries;
   uint64_t page = entries[entry];
   if (page >= table.pages) {
-    atomicOr(&bad, 1u);
+    atomicOr(&invalid, 1u);
     page = 0;
   }
   return {page * table.page_stride, at - nth * page_tiles};
@@ -124,11 +124,12 @@ inline void place_work_tile(RowTile& problem, const Args& args) {
   const abi::AttentionParams& p = problem.params;
   const uint64_t rows = p.tokens * problem.group,
                  tiles = (rows + problem.tile_rows - 1) / problem.tile_rows;
-  const uint64_t piece = divide(problem.index, tiles), head = divide(piece, p.splits);
-  problem.split = piece - head * p.splits;
+  const uint64_t head_and_split = divide(problem.index, tiles),
+                 head = divide(head_and_split, p.splits);
+  problem.split = head_and_split - head * p.splits;
   problem.kv_head = head;
   // The last rows, which see the most keys, first: blocks end together that way.
-  problem.first_row = (tiles - 1 - (problem.index - piece * tiles)) * problem.tile_rows;
+  problem.first_row = (tiles - 1 - (problem.index - head_and_split * tiles)) * problem.tile_rows;
   problem.rows = static_cast<uint32_t>(abi::kv_least(rows - problem.first_row, problem.tile_rows));
   place_head(problem, args);
   const uint64_t first = abi::kv_least(p.first_key + problem.split * p.split_keys, p.end_key);

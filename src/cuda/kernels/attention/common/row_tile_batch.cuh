@@ -37,9 +37,9 @@ inline void find_batch_tile(RowTile& problem, const Args& args, uint64_t* of_war
   for (uint64_t base = 0; base < p.table.sequences && before <= wanted; base += blockDim.x) {
     uint64_t all = 0;
     const uint64_t sequence = base + threadIdx.x;
-    const uint64_t mine = sequence_tiles(problem, args, sequence) * p.kv_heads;
-    const uint64_t first = before + scan_block(mine, of_warps, all);
-    if (first <= wanted && wanted - first < mine)
+    const uint64_t tiles = sequence_tiles(problem, args, sequence) * p.kv_heads;
+    const uint64_t first = before + scan_block(tiles, of_warps, all);
+    if (first <= wanted && wanted - first < tiles)
       problem.sequence = sequence, problem.first_row = wanted - first;
     before += all;
   }
@@ -81,7 +81,7 @@ inline void place_batch_tile(RowTile& problem, const Args& args) {
   problem.first_token = of.first_token;
   problem.entries = pointer<const uint32_t>(args.at[arg_table]) +
                     problem.sequence * p.table.stride + p.table.first_entry;
-  problem.bad = of.valid ? 0 : 1;
+  problem.invalid = of.valid ? 0 : 1;
   place_head(problem, args);
   const auto length = static_cast<int64_t>(of.length);
   problem.first_key = 0, problem.last_key = length;

@@ -43,23 +43,23 @@ struct BlockRuns {
   }
 };
 
-// Groups of a run's unit, numbered from the unit's first.
+// Groups of a run's work item, numbered from the work item's first.
 struct RunGroups {
-  uint32_t first, end, all;  // of the run; of the unit
+  uint32_t first, end, all;  // of the run; of the work item
 
   explicit RunGroups(const abi::AttentionRun& run) {
-    const uint32_t base = run.unit_first / abi::kGroupPieces;
-    first = optimization_barrier(run.first / abi::kGroupPieces - base);
-    end = optimization_barrier((run.first + run.count - 1) / abi::kGroupPieces + 1 - base);
-    all = (run.unit_end - 1) / abi::kGroupPieces + 1 - base;
+    const uint32_t base = run.item_first / abi::kGroupSplits;
+    first = optimization_barrier(run.first / abi::kGroupSplits - base);
+    end = optimization_barrier((run.first + run.count - 1) / abi::kGroupSplits + 1 - base);
+    all = (run.item_end - 1) / abi::kGroupSplits + 1 - base;
   }
   bool whole() const { return first == 0 && end == all; }
 };
 
-// Counts the groups of a run of a unit that several blocks share, `counter` being the unit's. The
-// last block to come gets the number of groups that the first one folded, others 0.
+// Counts the groups of a run of a work item that several blocks share, `counter` being the work
+// item's. The last block to come gets the number of groups that the first one folded, others 0.
 inline uint32_t count_groups(uint64_t counter, const RunGroups& of) {
-  const uint32_t mine = of.end - of.first, add = mine | (of.first == 0 ? mine << 16 : 0);
+  const uint32_t count = of.end - of.first, add = count | (of.first == 0 ? count << 16 : 0);
   const uint32_t all = atomic_add_acq_rel(counter, add) + add;
   if ((all & 0xFFFFu) != of.all) return 0;
   *pointer<uint32_t>(counter) = 0;  // for the next replay

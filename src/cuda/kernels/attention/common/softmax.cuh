@@ -26,7 +26,7 @@ inline float soft_cap(float x, float cap) {
 
 inline float exp2_one(float x) { return x == minus_infinity() ? 0.0f : exp2f(x); }
 
-// Reductions over so many neighbouring lanes, a power of two.
+// Reductions over kLanes neighbouring lanes, a power of two.
 template <int kLanes = kWarp>
 inline float warp_max(float x) {
   static_assert((kLanes & (kLanes - 1)) == 0);
@@ -51,10 +51,10 @@ struct SoftmaxState {
 
   // Factors of the values that go with a state: of those so far, and of the part's.
   struct Factors {
-    float keep, part;
+    float rescale, part;
 
     float fold(float so_far, float value) const {
-      return fma_weighted(value, part, fma_weighted(so_far, keep, 0.0f));
+      return fma_weighted(value, part, fma_weighted(so_far, rescale, 0.0f));
     }
   };
   // Folds the state of later keys.
@@ -62,7 +62,7 @@ struct SoftmaxState {
     const float to = fmaxf(max, later.max);
     const Factors f = {sum == 0 ? 0.0f : exp2_fast(max - to),
                        later.sum == 0 ? 0.0f : exp2_fast(later.max - to)};
-    *this = {to, __fmaf_rn(later.sum, f.part, __fmul_rn(sum, f.keep))};
+    *this = {to, __fmaf_rn(later.sum, f.part, __fmul_rn(sum, f.rescale))};
     return f;
   }
   // Merges one part per lane, of kLanes neighbouring lanes, into the state that all of them hold
@@ -70,9 +70,9 @@ struct SoftmaxState {
   // factors can be used before the sums are there.
   template <int kLanes>
   Factors merge_max(float part_max, float part_reference) {
-    const float most = fmaxf(max, warp_max<kLanes>(part_max)), to = reference(most);
+    const float largest = fmaxf(max, warp_max<kLanes>(part_max)), to = reference(largest);
     const Factors f = {exp2_fast(max - to), exp2_fast(part_reference - to)};
-    *this = {most, sum * f.keep};
+    *this = {largest, sum * f.rescale};
     return f;
   }
   template <int kLanes>
@@ -101,28 +101,28 @@ inline int32_t exponent_of(float x) {
   return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
 }
 
-// The sink's logit of a head, if there are sinks. Loaded in a way that the compiler does not know:
-// it would spend minutes on aliases.
-inline float sink_logit(uint64_t sinks, uint64_t head) {
-  if (sinks == 0) return minus_infinity();
-  return __uint_as_float(load_bits(sinks, static_cast<uint32_t>(head), true));
+// The sink's logit of a head, if there are sink logits. Loaded in a way that the compiler does not
+// know: it would spend minutes on aliases.
+inline float sink_logit(uint64_t sink_logits, uint64_t head) {
+  if (sink_logits == 0) return minus_infinity();
+  return __uint_as_float(load_bits(sink_logits, static_cast<uint32_t>(head), true));
 }
 
 // A sink is one more logit, whose value is 0. Returns the factor of the row's values: 1 / sum.
 // -inf: no sink.
 inline float finish_row(SoftmaxState& state, float sink) {
-  constexpr float kMost = 3.402823466e38f;
-  float keep = 1.0f;
-  if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMost), kMost);
+  constexpr float kMax = 3.402823466e38f;
+  float rescale = 1.0f;
+  if (is_finite(sink)) sink = fminf(fmaxf(sink * kLog2E, -kMax), kMax);
   if (sink != minus_infinity()) {
     if (sink > state.max) {
-      keep = exp2_one(state.max - sink);
-      state.sum *= keep;
+      rescale = exp2_one(state.max - sink);
+      state.sum *= rescale;
       state.max = sink;
     }
     state.sum += is_nan(sink) ? sink : exp2_one(sink - state.max);
   }
-  return state.sum == 0 ? 0.0f : keep / state.sum;
+  return state.sum == 0 ? 0.0f : rescale / state.sum;
 }
 
 inline float log_sum_exp(const SoftmaxState& state) {
@@ -180,10 +180,10 @@ inline float eight_lanes_max(float x) {
 
 template <uint32_t kCount>
 inline float max_of(const float (&x)[kCount]) {
-  float most = x[0];
+  float largest = x[0];
 #pragma unroll
-  for (uint32_t i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
-  return most;
+  for (uint32_t i = 1; i < kCount; ++i) largest = fmaxf(largest, x[i]);
+  return largest;
 }
 
 // soft_cap to 2 ulp, without the branches of a division; `inverse`: 1 / cap.

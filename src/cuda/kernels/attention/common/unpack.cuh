@@ -110,9 +110,9 @@ inline Operands<1> select_levels(const LevelTable& table, uint32_t nibbles) {
 constexpr uint32_t kPairs = 0x33333333u, kThirds = 0x44444444u;
 
 // K. A lane unpacks eight codes of a row per step; operand place 0 to 7 names byte `byte` of word
-// `word` in the lane's part of the first plane, and the piece of that byte.
+// `word` in the lane's part of the first plane, and the part of that byte.
 struct KeyPlace {
-  uint32_t word, byte, piece;
+  uint32_t word, byte, part;
 };
 template <uint32_t kFormat>
 constexpr KeyPlace key_place(uint32_t step, uint32_t place) {
@@ -129,7 +129,7 @@ constexpr uint32_t key_word(uint32_t step) {
 }
 
 // Codes of a step: `low` is its word of the first plane (`next`: tq8's second), `high` the word of
-// the second plane, shifted so that the first piece lies lowest.
+// the second plane, shifted so that the first part lies lowest.
 template <uint32_t kFormat, bool kManyRows>
 inline auto unpack_key(const LevelTable& table, uint32_t low, uint32_t next, uint32_t high,
                        uint32_t step) {

@@ -33,8 +33,8 @@ struct ValuePair {
 };
 
 // Whether one of two 16-bit floats is infinite or NaN.
-inline bool not_finite(uint32_t halves, uint32_t exponent) {
-  return (halves & exponent) == exponent || (halves >> 16 & exponent) == exponent;
+inline bool not_finite(uint32_t pair, uint32_t exponent) {
+  return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
 }
 
 }  // namespace gyre::cuda

@@ -42,134 +42,77 @@ inline void wgmma_sums(float (&d)[kTiles][4]) {
   for (uint32_t i = 0; i < kTiles * 4; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// d = or += a b, a and b in shared memory with k contiguous; 64 or 128 columns.
 #define GYRE_SUM4(t) "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])
 #define GYRE_SUM16(t) GYRE_SUM4(t), GYRE_SUM4(t + 1), GYRE_SUM4(t + 2), GYRE_SUM4(t + 3)
-#define GYRE_WGMMA_SS_64(type)                                                          \
-  asm volatile(                                                                         \
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                                \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                       \
-      " "                                                                               \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}" \
-      ", %32, %33, p, 1, 1, 0, 0;\n\t}"                                                 \
-      : GYRE_SUM16(0), GYRE_SUM16(4)                                                    \
-      : "l"(a), "l"(b), "r"(add ? 1 : 0))
-#define GYRE_WGMMA_SS_128(type)                                                          \
-  asm volatile(                                                                          \
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                 \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
-      " "                                                                                \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"  \
-      ", %64, %65, p, 1, 1, 0, 0;\n\t}"                                                  \
-      : GYRE_SUM16(0), GYRE_SUM16(4), GYRE_SUM16(8), GYRE_SUM16(12)                      \
-      : "l"(a), "l"(b), "r"(add ? 1 : 0))
+// The operands of 8 to 64 sums; wgmma_s8_instructions.cuh has the same.
+#define GYRE_D8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define GYRE_D16 GYRE_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define GYRE_D24 GYRE_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define GYRE_D32 GYRE_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define GYRE_D64                                                       \
+  GYRE_D32                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44," \
+  " %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d = or += a b, a and b in shared memory with k contiguous; 64 or 128 columns.
+#define GYRE_WGMMA_SS_OF(type, columns, sums, a_b, p, ...)                          \
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " p                            \
+               ", 0;\n\t"                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type \
+               " "                                                                  \
+               "{" sums "}, " a_b ", p, 1, 1, 0, 0;\n\t}"                           \
+               : __VA_ARGS__                                                        \
+               : "l"(a), "l"(b), "r"(add ? 1 : 0))
+#define GYRE_WGMMA_SS(...)                                    \
+  if constexpr (kBf16) GYRE_WGMMA_SS_OF("bf16", __VA_ARGS__); \
+  if constexpr (!kBf16) GYRE_WGMMA_SS_OF("f16", __VA_ARGS__)
 
 template <bool kBf16>
 inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, bool add) {
-  if constexpr (kBf16) {
-    GYRE_WGMMA_SS_64("bf16");
-  } else {
-    GYRE_WGMMA_SS_64("f16");
-  }
+  GYRE_WGMMA_SS("64", GYRE_D32, "%32, %33", "%34", GYRE_SUM16(0), GYRE_SUM16(4));
 }
 template <bool kBf16>
 inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, bool add) {
-  if constexpr (kBf16) {
-    GYRE_WGMMA_SS_128("bf16");
-  } else {
-    GYRE_WGMMA_SS_128("f16");
-  }
+  GYRE_WGMMA_SS("128", GYRE_D64, "%64, %65", "%66", GYRE_SUM16(0), GYRE_SUM16(4), GYRE_SUM16(8),
+                GYRE_SUM16(12));
 }
 
 // d += a b with a in registers, as the A fragments of mma.m16n8k16; b has k contiguous, or, if
 // `kTransposed`, its columns. d is tiles [kFirst, kFirst + kColumns / 8) of all sums.
-#define GYRE_WGMMA_RS_16(type, transposed)                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
-               " "                                                         \
-               "{%0, %1, %2, %3, %4, %5, %6, %7}"                          \
-               ", {%8, %9, %10, %11}, %12, 1, 1, 1, " transposed ";"       \
-               : GYRE_SUM4(0), GYRE_SUM4(1)                                \
+#define GYRE_WGMMA_RS_OF(type, transposed, columns, sums, a_b, ...)                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type \
+               " "                                                                  \
+               "{" sums "}, " a_b ", 1, 1, 1, " transposed ";"                      \
+               : __VA_ARGS__                                                        \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define GYRE_WGMMA_RS_32(type, transposed)                                              \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type              \
-               " "                                                                      \
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}" \
-               ", {%16, %17, %18, %19}, %20, 1, 1, 1, " transposed ";"                  \
-               : GYRE_SUM16(0)                                                          \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define GYRE_WGMMA_RS_48(type, transposed)                                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." type "." type               \
-               " "                                                                       \
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23}"                                 \
-               ", {%24, %25, %26, %27}, %28, 1, 1, 1, " transposed ";"                   \
-               : GYRE_SUM16(0), GYRE_SUM4(4), GYRE_SUM4(5)                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define GYRE_WGMMA_RS_64(type, transposed)                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                       \
-               " "                                                                               \
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}" \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, " transposed ";"                           \
-               : GYRE_SUM16(0), GYRE_SUM16(4)                                                    \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define GYRE_WGMMA_RS_128(type, transposed)                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
-               " "                                                                                \
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"  \
-               ", {%64, %65, %66, %67}, %68, 1, 1, 1, " transposed ";"                            \
-               : GYRE_SUM16(0), GYRE_SUM16(4), GYRE_SUM16(8), GYRE_SUM16(12)                      \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define GYRE_WGMMA_RS(...)                                                         \
+  if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_OF("bf16", "1", __VA_ARGS__);  \
+  if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_OF("bf16", "0", __VA_ARGS__); \
+  if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_OF("f16", "1", __VA_ARGS__);  \
+  if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_OF("f16", "0", __VA_ARGS__)
 
 template <bool kBf16, bool kTransposed, uint32_t kColumns, uint32_t kTiles>
 inline void wgmma_add(float (&all)[kTiles][4], uint32_t first, const uint32_t (&a)[4], uint64_t b) {
   float(*const d)[4] = all + first;
   if constexpr (kColumns == 16) {
-    if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_16("bf16", "1");
-    if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_16("bf16", "0");
-    if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_16("f16", "1");
-    if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_16("f16", "0");
-  }
-  if constexpr (kColumns == 32) {
-    if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_32("bf16", "1");
-    if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_32("bf16", "0");
-    if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_32("f16", "1");
-    if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_32("f16", "0");
-  }
-  if constexpr (kColumns == 48) {
-    if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_48("bf16", "1");
-    if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_48("bf16", "0");
-    if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_48("f16", "1");
-    if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_48("f16", "0");
-  }
-  if constexpr (kColumns == 64) {
-    if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_64("bf16", "1");
-    if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_64("bf16", "0");
-    if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_64("f16", "1");
-    if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_64("f16", "0");
-  }
-  if constexpr (kColumns == 128) {
-    if constexpr (kBf16 && kTransposed) GYRE_WGMMA_RS_128("bf16", "1");
-    if constexpr (kBf16 && !kTransposed) GYRE_WGMMA_RS_128("bf16", "0");
-    if constexpr (!kBf16 && kTransposed) GYRE_WGMMA_RS_128("f16", "1");
-    if constexpr (!kBf16 && !kTransposed) GYRE_WGMMA_RS_128("f16", "0");
+    GYRE_WGMMA_RS("16", GYRE_D8, "{%8, %9, %10, %11}, %12", GYRE_SUM4(0), GYRE_SUM4(1));
+  } else if constexpr (kColumns == 32) {
+    GYRE_WGMMA_RS("32", GYRE_D16, "{%16, %17, %18, %19}, %20", GYRE_SUM16(0));
+  } else if constexpr (kColumns == 48) {
+    GYRE_WGMMA_RS("48", GYRE_D24, "{%24, %25, %26, %27}, %28", GYRE_SUM16(0), GYRE_SUM4(4),
+                  GYRE_SUM4(5));
+  } else if constexpr (kColumns == 64) {
+    GYRE_WGMMA_RS("64", GYRE_D32, "{%32, %33, %34, %35}, %36", GYRE_SUM16(0), GYRE_SUM16(4));
+  } else if constexpr (kColumns == 128) {
+    GYRE_WGMMA_RS("128", GYRE_D64, "{%64, %65, %66, %67}, %68", GYRE_SUM16(0), GYRE_SUM16(4),
+                  GYRE_SUM16(8), GYRE_SUM16(12));
   }
 }
 
-#undef GYRE_WGMMA_SS_64
-#undef GYRE_WGMMA_SS_128
-#undef GYRE_WGMMA_RS_16
-#undef GYRE_WGMMA_RS_32
-#undef GYRE_WGMMA_RS_48
-#undef GYRE_WGMMA_RS_64
-#undef GYRE_WGMMA_RS_128
+#undef GYRE_WGMMA_SS
+#undef GYRE_WGMMA_SS_OF
+#undef GYRE_WGMMA_RS
+#undef GYRE_WGMMA_RS_OF
 #undef GYRE_SUM16
 #undef GYRE_SUM4
 

@@ -28,30 +28,19 @@ inline void wgmma_sums(int32_t (&d)[kTiles][4]) {
 
 #define GYRE_SUM4(t) "+r"(d[t][0]), "+r"(d[t][1]), "+r"(d[t][2]), "+r"(d[t][3])
 #define GYRE_SUM16(t) GYRE_SUM4(t), GYRE_SUM4(t + 1), GYRE_SUM4(t + 2), GYRE_SUM4(t + 3)
-#define GYRE_WGMMA_64(type)                                                    \
-  asm volatile(                                                                \
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                       \
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32." type                       \
-      ".s8 "                                                                   \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "     \
-      "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
-      "%29, %30, %31}"                                                         \
-      ", {%32, %33, %34, %35}, %36, p;\n\t}"                                   \
-      : GYRE_SUM16(0), GYRE_SUM16(4)                                           \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"(add ? 1 : 0))
-#define GYRE_WGMMA_128(type)                                                   \
-  asm volatile(                                                                \
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                       \
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32." type                      \
-      ".s8 "                                                                   \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "     \
-      "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
-      "%29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
-      "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
-      "%57, %58, %59, %60, %61, %62, %63}"                                     \
-      ", {%64, %65, %66, %67}, %68, p;\n\t}"                                   \
-      : GYRE_SUM16(0), GYRE_SUM16(4), GYRE_SUM16(8), GYRE_SUM16(12)            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"(add ? 1 : 0))
+#define GYRE_WGMMA_OF(type, columns, sums, a_b, p, ...)                                           \
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " p                                          \
+               ", 0;\n\t"                                                                         \
+               "wgmma.mma_async.sync.aligned.m64n" columns "k32.s32." type ".s8 {" sums "}, " a_b \
+               ", p;\n\t}"                                                                        \
+               : __VA_ARGS__                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"(add ? 1 : 0))
+#define GYRE_WGMMA_64(type)                                                              \
+  GYRE_WGMMA_OF(type, "64", GYRE_D32, "{%32, %33, %34, %35}, %36", "%37", GYRE_SUM16(0), \
+                GYRE_SUM16(4))
+#define GYRE_WGMMA_128(type)                                                              \
+  GYRE_WGMMA_OF(type, "128", GYRE_D64, "{%64, %65, %66, %67}, %68", "%69", GYRE_SUM16(0), \
+                GYRE_SUM16(4), GYRE_SUM16(8), GYRE_SUM16(12))
 
 // d = or += a b. A: int8_t or uint8_t.
 template <class A, uint32_t kTiles, uint32_t kRowBytes>
@@ -65,6 +54,7 @@ inline void wgmma_s8(int32_t (*d)[4], const uint32_t (&a)[4], const WgmmaOperand
   if constexpr (kTiles == 16 && !kSigned) GYRE_WGMMA_128("u8");
 }
 
+#undef GYRE_WGMMA_OF
 #undef GYRE_WGMMA_64
 #undef GYRE_WGMMA_128
 #undef GYRE_SUM16

@@ -54,8 +54,7 @@ inline void write_targets(const abi::AttentionParams& p, const DecodeProblem& pr
 template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, uint32_t kCluster,
           uint32_t kHeadDimV = kHeadDim>
 __global__ void GYRE_CLUSTER(kCluster)
-    __launch_bounds__(decode_most_warps(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kCluster) *
-                          32,
+    __launch_bounds__(decode_max_warps(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows, kCluster) * 32,
                       1) attention_decode(const abi::AttentionParams p, const Args args) {
   using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kCluster, kHeadDimV>;
   constexpr uint32_t kStages = Traits::kStages, kStageBytes = Traits::kLayout.stage;
@@ -87,7 +86,7 @@ __global__ void GYRE_CLUSTER(kCluster)
   // Loads: Q, then the first stages of K and V. Without the barrier four Q loads at most queue
   // behind the stages of eight warps.
   query_loads.start();
-  if constexpr (!Traits::kLevelsK || kRows > 4 || Traits::kMostWarps > 8) __syncthreads();
+  if constexpr (!Traits::kLevelsK || kRows > 4 || Traits::kMaxWarps > 8) __syncthreads();
   for (uint32_t i = 0; i + 1 < kStages; ++i)
     load.start(problem.walk, stages.first + i * stages.step, stages.ring + i * kStageBytes);
 
@@ -134,7 +133,7 @@ __global__ void GYRE_CLUSTER(kCluster)
 template <uint32_t kK, uint32_t kV, uint32_t kHeadDim, uint32_t kRows, bool kOnePage,
           uint32_t kHeadDimV = kHeadDim>
 __global__ void __launch_bounds__(
-    paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).most_warps * 32, 1)
+    paged_layout(kK, kV, HeadDims(kHeadDim, kHeadDimV), kRows).max_warps * 32, 1)
     attention_decode_paged(const abi::AttentionParams p, const Args args, const EarlyBits early) {
   using Traits = DecodeTraits<kK, kV, kHeadDim, kRows, kDecodePages, kHeadDimV>;
   PagedBlock<Traits, kOnePage>(p, args, early, dynamic_shared()).run();

@@ -19,18 +19,18 @@ constexpr uint64_t decode_counters(uint64_t kv_heads) { return kv_heads * kDecod
 struct HeadDims {
   uint32_t k, v;
 
-  constexpr HeadDims(uint32_t both) : k(both), v(both) {}  // NOLINT: one number mostly
+  constexpr HeadDims(uint32_t dim) : k(dim), v(dim) {}  // NOLINT: one number mostly
   constexpr HeadDims(uint32_t of_k, uint32_t of_v) : k(of_k), v(of_v) {}
 };
 
-// Rows that a block takes, if the KV head has so many; more go to further blocks. An MMA over
+// Rows that a block takes at most; a KV head's other rows go to further blocks. An MMA over
 // levels of V takes four rows, others take eight; the sums, and the weights of all scale blocks,
 // must fit into registers.
 constexpr uint64_t decode_block_rows(uint32_t v_format, uint64_t head_dim, uint64_t rows) {
   if (!abi::kv_is_native(v_format)) return rows <= 8 ? 8 : 16;
   const bool few = head_dim > 256 || count_scale_blocks(static_cast<uint32_t>(head_dim)) > 2;
-  const uint64_t wanted = (rows + 3) / 4 * 4, most = few ? 8 : 2048 / head_dim / 4 * 4;
-  return wanted < most ? wanted : most;
+  const uint64_t wanted = (rows + 3) / 4 * 4, limit = few ? 8 : 2048 / head_dim / 4 * 4;
+  return wanted < limit ? wanted : limit;
 }
 
 // Bits of one code in a format's first and second plane; 16-bit floats are one plane.
@@ -117,15 +117,15 @@ constexpr bool decode_twelve_warps(uint32_t k, uint32_t v, const HeadDims& dims,
 constexpr uint32_t decode_keys(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
                                uint32_t cluster) {
   if (!abi::kv_is_native(v)) return 16;
-  const uint32_t bits = decode_bits(k, v, dims), most = dims.k > dims.v ? dims.k : dims.v;
+  const uint32_t bits = decode_bits(k, v, dims), max_dim = dims.k > dims.v ? dims.k : dims.v;
   const bool alone = decode_warps_per_key(dims) == 1;
   const bool many_blocks = count_scale_blocks(dims.k) > 2 || count_scale_blocks(dims.v) > 2;
-  if (bits == 0 || many_blocks || (alone && most > 128) || rows != 4 ||
+  if (bits == 0 || many_blocks || (alone && max_dim > 128) || rows != 4 ||
       decode_twelve_warps(k, v, dims, rows, cluster))
     return 32;
   if (!alone) return bits <= 1024 ? 64 : 32;
   const bool long_splits = cluster != kDecodePages && cluster < kDecodeCluster;
-  return bits <= 768 || (bits == 1536 && most == 128 && long_splits) ? 64 : 32;
+  return bits <= 768 || (bits == 1536 && max_dim == 128 && long_splits) ? 64 : 32;
 }
 
 // Bytes from tile to tile of K as it is stored. A warp reads 16 bytes at a time of eight rows: rows
@@ -142,8 +142,8 @@ constexpr uint32_t decode_k_pitch(uint32_t row, uint32_t v_format) {
       starts[g] = (tile * (8 * row + pad) + place * distance) % 128;
       for (uint32_t other = 0; other < g; ++other) {
         const uint32_t apart = (starts[g] - starts[other] + 128) % 128;
-        const uint32_t near = apart < 64 ? apart : 128 - apart;
-        shared += near < 16 ? 16 - near : 0;
+        const uint32_t gap = apart < 64 ? apart : 128 - apart;
+        shared += gap < 16 ? 16 - gap : 0;
       }
     }
     if (shared < least) least = shared, best = 8 * row + pad;
@@ -199,7 +199,7 @@ constexpr void place_values(uint32_t v, uint32_t dim, DecodeStage& a, uint32_t& 
 constexpr uint32_t decode_rows_in_registers(uint32_t k, uint32_t v, uint32_t dim,
                                             uint32_t cluster) {
   if (cluster == kDecodePages) {
-    // Beside the sums a warp holds the state of its loads, which run into other pieces.
+    // Beside the sums a warp holds the state of its loads, which run into other splits.
     if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
     // At 256 some spill: they cost less than reading the keys again for further rows.
     if (count_scale_blocks(dim) > 2 || dim == 512 || !abi::kv_is_native(k)) return 4;
@@ -231,18 +231,18 @@ constexpr DecodeStage decode_stage(uint32_t k, uint32_t v, const HeadDims& dims,
   return a;
 }
 
-constexpr uint32_t kDecodeMostWarps = 12, kDecodeMostRows = kDecodeRows;
-constexpr uint32_t kDecodeFewestStages = 2, kDecodeMostStages = 4;
+constexpr uint32_t kDecodeMaxWarps = 12, kDecodeMaxRows = kDecodeRows;
+constexpr uint32_t kDecodeFewestStages = 2, kDecodeMaxStages = 4;
 
-constexpr uint32_t eights(uint32_t rows) { return (rows + 7) / 8; }
+constexpr uint32_t row_tiles(uint32_t rows) { return (rows + 7) / 8; }
 
-// Pages: groups of pieces of a sequence's keys (abi/attention_schedule.h), of a power of two of
-// keys. A piece is so many keys that what a warp does once for each of them counts little, and so
+// Pages: groups of splits of a sequence's keys (abi/attention_schedule.h), of a power of two of
+// keys. A split is so many keys that what a warp does once for each of them counts little, and so
 // few that warps get equal shares.
 constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
-  constexpr uint64_t kPieceKeys = 256, kGroups = 16;
+  constexpr uint64_t kSplitKeys = 256, kGroups = 16;
   (void)head_dim;
-  return {kPieceKeys * abi::kGroupPieces, kGroups};
+  return {kSplitKeys * abi::kGroupSplits, kGroups};
 }
 
 // Shared memory of a block, in this order: states, query operands, an f32 staging buffer (rows of
@@ -274,7 +274,7 @@ constexpr uint32_t decode_sums_pitch(uint32_t v, uint32_t slice) {
 
 // Bytes of the queries of a block as operands.
 constexpr uint32_t decode_query_bytes(uint32_t k, uint32_t dim, uint32_t rows) {
-  if (!abi::kv_is_native(k)) return dim / 16 * eights(rows) * 512;
+  if (!abi::kv_is_native(k)) return dim / 16 * row_tiles(rows) * 512;
   const uint32_t blocks = has_k_tiles(k, dim) ? count_scale_blocks(dim) : 1;
   return decode_key_steps(dim) * blocks * (rows / 4) * 256;
 }
@@ -297,7 +297,7 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, const 
   a.exchange = a.transpose + a.warps * a.transpose_bytes;
   a.warps_per_key = decode_warps_per_key(dims);
   a.exchange_bytes =
-      a.warps_per_key == 1 ? 0 : (k_levels ? rows : 8 * eights(rows)) * stage.keys * 4;
+      a.warps_per_key == 1 ? 0 : (k_levels ? rows : 8 * row_tiles(rows)) * stage.keys * 4;
   a.ring = round_up(a.exchange + 2 * a.warps * a.exchange_bytes, 128);
   a.stage = stage.bytes;
   a.deep = v_levels && (rows > 4 || (dims.v > 128 && a.warps_per_key == 1));
@@ -306,50 +306,50 @@ constexpr DecodeSharedLayout decode_shared_layout(uint32_t k, uint32_t v, const 
 }
 
 // The most warps of a block that registers, and the shared memory of the largest GPU, allow.
-constexpr uint32_t kDecodeMostBytes = 227 << 10;
-constexpr uint32_t decode_most_warps(const DecodeSharedLayout& layout) {
-  const uint32_t by_keys = (kDecodeMostBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
+constexpr uint32_t kDecodeMaxBytes = 227 << 10;
+constexpr uint32_t decode_max_warps(const DecodeSharedLayout& layout) {
+  const uint32_t by_keys = (kDecodeMaxBytes - layout.ring) / (kDecodeFewestStages * layout.stage);
   const uint32_t warps = by_keys < layout.warps ? by_keys : layout.warps;
   const uint32_t step = layout.warps_per_key > 2 ? layout.warps_per_key : 2;
   return warps <= 4 ? 4 : warps / step * step;
 }
-constexpr uint32_t decode_most_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
-                                     uint32_t cluster) {
-  return decode_most_warps(decode_shared_layout(k, v, dims, rows, cluster));
+constexpr uint32_t decode_max_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows,
+                                    uint32_t cluster) {
+  return decode_max_warps(decode_shared_layout(k, v, dims, rows, cluster));
 }
 
 // As many stages as keep the memory busy: more bytes in flight make it slower, except where a warp
 // executes many instructions per byte. GPUs with less shared memory get fewer warps, not fewer
 // stages: the number of stages is a constant of the kernel.
-constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t most_warps) {
+constexpr uint32_t decode_stages(const DecodeSharedLayout& layout, uint32_t max_warps) {
   constexpr uint32_t kEnough = 32 << 10;
-  const uint32_t one = most_warps * layout.stage;
-  const uint32_t fit = (kDecodeMostBytes - layout.ring) / one;
+  const uint32_t one = max_warps * layout.stage;
+  const uint32_t fit = (kDecodeMaxBytes - layout.ring) / one;
   const bool three = one < kEnough || layout.deep;
-  uint32_t most = 2 * one < kEnough ? kDecodeMostStages : (three ? 3 : 2);
+  uint32_t limit = 2 * one < kEnough ? kDecodeMaxStages : (three ? 3 : 2);
   constexpr uint32_t kSmall = 99 << 10;  // of sm_86, sm_89, sm_120: one group of warps must fit
-  if (layout.ring + layout.warps_per_key * layout.ring_bytes(most) > kSmall)
-    most = kDecodeFewestStages;
-  return fit < kDecodeFewestStages ? kDecodeFewestStages : (fit < most ? fit : most);
+  if (layout.ring + layout.warps_per_key * layout.ring_bytes(limit) > kSmall)
+    limit = kDecodeFewestStages;
+  return fit < kDecodeFewestStages ? kDecodeFewestStages : (fit < limit ? fit : limit);
 }
 
 struct DecodeBlock {
   uint32_t warps, bytes;  // 0 warps: there is not enough shared memory
 };
 
-// As many warps as fit. A block asks for at least `alone` bytes, if it may have so many: two blocks
+// As many warps as fit. A block asks for at least `alone` bytes, if it may have them: two blocks
 // on one multiprocessor would leave another one idle.
-constexpr DecodeBlock decode_block(const DecodeSharedLayout& layout, uint32_t most_warps,
-                                   uint32_t most_bytes, uint32_t alone) {
-  if (layout.ring >= most_bytes) return {};
-  const uint32_t each = layout.ring_bytes(decode_stages(layout, most_warps));
-  uint32_t warps = (most_bytes - layout.ring) / each;
-  if (warps > most_warps) warps = most_warps;
+constexpr DecodeBlock decode_block(const DecodeSharedLayout& layout, uint32_t max_warps,
+                                   uint32_t max_bytes, uint32_t alone) {
+  if (layout.ring >= max_bytes) return {};
+  const uint32_t each = layout.ring_bytes(decode_stages(layout, max_warps));
+  uint32_t warps = (max_bytes - layout.ring) / each;
+  if (warps > max_warps) warps = max_warps;
   warps = warps / layout.warps_per_key * layout.warps_per_key;
   if (warps > 4) warps = warps / 2 * 2;
   if (warps == 0) return {};
   const uint32_t bytes = layout.ring + warps * each;
-  return {warps, bytes < alone && alone <= most_bytes ? alone : bytes};
+  return {warps, bytes < alone && alone <= max_bytes ? alone : bytes};
 }
 
 }  // namespace gyre::cuda

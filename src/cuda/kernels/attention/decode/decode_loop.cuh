@@ -11,7 +11,7 @@ namespace gyre::cuda {
 template <class Traits>
 class QueryLoads {
   static constexpr uint32_t kParts = Traits::kQueryParts;
-  static constexpr uint32_t kAhead = Traits::kRows * kParts > Traits::kMostWarps ? 2 : 1;
+  static constexpr uint32_t kAhead = Traits::kRows * kParts > Traits::kMaxWarps ? 2 : 1;
 
  public:
   QueryLoads(const abi::AttentionParams& p, const DecodeProblem& problem, uint64_t q, uint32_t warp,
@@ -149,23 +149,23 @@ struct WarpLoop {
   void add(const unsigned char* stage, typename SpreadV<Traits>::Scores& x,
            LevelSums<Traits>& sums) {
     constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocksV;
-    weigh_levels<Traits>(lane, x, stage + Traits::kStage.v_scales + offsets.v_scales,
-                         warp % Traits::kWarpsPerKey / (kSlicesPerBlock != 0 ? kSlicesPerBlock : 1),
-                         masked, sums);
+    softmax_weights_levels<Traits>(
+        lane, x, stage + Traits::kStage.v_scales + offsets.v_scales,
+        warp % Traits::kWarpsPerKey / (kSlicesPerBlock != 0 ? kSlicesPerBlock : 1), masked, sums);
     lane.step(Traits::FormV::kBias != 0 ? Traits::kLaneKeys : 0);
     add_levels<Traits>(table_v, stage + offsets.v[0], stage + offsets.v[1], sums);
     if (--until_check == 0) {
       until_check = kStagesToCheck;
 #pragma unroll
-      for (uint32_t i = 0; i < sums.kFours; ++i) check_sums(lane, i, sums);
+      for (uint32_t i = 0; i < sums.kRowQuads; ++i) check_sums(lane, i, sums);
     }
   }
   void add(const unsigned char* stage, typename SpreadV<Traits>::Scores& x,
            Float16Sums<Traits>& sums) {
     constexpr int32_t kHeadroom = Traits::kV == kFormatF16 ? 0 : 10;
 #pragma unroll
-    for (uint32_t i = 0; i < sums.kEights; ++i)
-      weigh_float16<kHeadroom>(x[i], sums.row[i], sums.sums[i]);
+    for (uint32_t i = 0; i < sums.kRowTiles; ++i)
+      softmax_weights_float16<kHeadroom>(x[i], sums.row[i], sums.sums[i]);
     add_float16<Traits>(stage, x, sums);
   }
 };

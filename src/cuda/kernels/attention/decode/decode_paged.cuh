@@ -1,10 +1,10 @@
 #pragma once
 // Attention of a few rows of each of several sequences, whose keys lie in pages. A block for each
-// multiprocessor takes its runs from the step schedule (abi/attention_schedule.h). A piece of a
+// multiprocessor takes its runs from the step schedule (abi/attention_schedule.h). A split of a
 // run's keys is one warp's, from its loads to its sums; above head_dim 256 four warps share it. The
-// states of pieces are folded in the order of their keys, in shared memory, or in global memory
-// where a unit's groups lie in several blocks: the last block to arrive merges those.
-// Bytes moved: K and V once, q, and one state for each group of a unit in several blocks.
+// states of splits are folded in the order of their keys, in shared memory, or in global memory
+// where a work item's groups lie in several blocks: the last block to arrive merges those.
+// Bytes moved: K and V once, q, and one state for each group of a work item in several blocks.
 #include "cuda/kernels/attention/decode/decode_loop.cuh"
 #include "cuda/kernels/attention/decode/fold_groups.cuh"
 #include "cuda/kernels/attention/decode/paged_load.cuh"
@@ -18,7 +18,8 @@ class PagedBlock {
   static constexpr uint32_t kStages = kLayout.stages, kStageBytes = Traits::kStage.bytes;
   static constexpr uint32_t kKeys = Traits::kStage.keys;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
-  static constexpr uint32_t kAhead = 2;  // units whose queries are made before their first piece
+  static constexpr uint32_t kAhead =
+      2;  // work items whose queries are made before their first split
   using Set = RowSet<Traits>;
   static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
 
@@ -31,11 +32,11 @@ class PagedBlock {
         shared_(shared),
         state_(*reinterpret_cast<PagedState*>(shared)),
         warp_(warp_index()),
-        mine_(shared + kLayout.warps_at(blockDim.x / kWarp) + warp_ * kLayout.warp_bytes),
+        warp_memory_(shared + kLayout.warps_at(blockDim.x / kWarp) + warp_ * kLayout.warp_bytes),
         slots_(shared + kLayout.slots_at(blockDim.x / kWarp)),
         loads_(p, args, state_, warp_) {}
 
-  // All runs of the block, as many at a time as there are slots for their units.
+  // All runs of the block, as many at a time as there are slots for their work items.
   void run() {
     if (threadIdx.x == 0) {
       state_.table_k[0] = state_.table_k[1] = level_table<Traits::kK, Traits::kManyRows>();
@@ -53,10 +54,10 @@ class PagedBlock {
       pdl_read_early();
     }
     const uint4 header = pointer<const uint4>(args_.at[arg_schedule])[blockIdx.x];
-    static_assert(kMaxUnitSlots <= abi::kFirstRuns);
+    static_assert(kMaxItemSlots <= abi::kFirstRuns);
     copy_runs(
         abi::schedule_first_runs_at(gridDim.x) + blockIdx.x * abi::kFirstRuns * abi::kRunWords,
-        kMaxUnitSlots);
+        kMaxItemSlots);
     const uint32_t slots = kLayout.slots(blockDim.x / kWarp, dynamic_shared_bytes());
     // A schedule of something else: nothing that it says may be used.
     const uint32_t count = header.x == p_.schedule_key && header.y == gridDim.x ? header.w : 0;
@@ -67,11 +68,11 @@ class PagedBlock {
       if (done != 0)
         copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{header.z + done} * abi::kRunWords,
                   here);
-      count_pieces(here);
+      count_splits(here);
       work();
       if (left <= slots) pdl_launch_dependents();
       __syncthreads();
-      merge_units();
+      merge_items();
     }
     if (!waited_) pdl_wait();
   }
@@ -80,19 +81,19 @@ class PagedBlock {
   static uint32_t lane() { return threadIdx.x % kWarp; }
   static uint32_t slice() { return warp_index() % kPerKey; }
   unsigned char* slot(uint32_t run) const { return slots_ + run * kLayout.slot.bytes; }
-  unsigned char* ring() const { return mine_ + kLayout.ring; }
+  unsigned char* ring() const { return warp_memory_ + kLayout.ring; }
   RowFactors& factors(uint32_t run) const {
     return *reinterpret_cast<RowFactors*>(slot(run) + kLayout.slot.factors);
   }
   MaskRow* masks(uint32_t run) const {
     return reinterpret_cast<MaskRow*>(slot(run) + kLayout.slot.masks);
   }
-  // Folds of a group and of the unit.
+  // Folds of a group and of the work item.
   unsigned char* group_fold(uint32_t run, uint32_t set) const {
     return slot(run) + kLayout.slot.group + (slice() * Set::kSets + set) * Set::kSetBytes;
   }
-  unsigned char* unit_fold(uint32_t run, uint32_t set) const {
-    return slot(run) + kLayout.slot.unit + (slice() * Set::kSets + set) * Set::kSetBytes;
+  unsigned char* item_fold(uint32_t run, uint32_t set) const {
+    return slot(run) + kLayout.slot.item + (slice() * Set::kSets + set) * Set::kSetBytes;
   }
 
   void init_barriers(bool again) {
@@ -100,9 +101,9 @@ class PagedBlock {
       if (again) invalidate_barrier(barrier);
       init_barrier(barrier, count);
     };
-    for (uint32_t i = threadIdx.x; i < kMaxUnitSlots * kPerKey * kTurns; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < kMaxItemSlots * kPerKey * kTurns; i += blockDim.x)
       init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], kWarpArrivals);
-    if (threadIdx.x < kMaxUnitSlots) init(&state_.ready[threadIdx.x], kRows * kWarpArrivals);
+    if (threadIdx.x < kMaxItemSlots) init(&state_.ready[threadIdx.x], kRows * kWarpArrivals);
   }
 
   // Copies descriptions of runs, at a word of the schedule, to shared memory.
@@ -112,12 +113,12 @@ class PagedBlock {
     for (uint32_t i = threadIdx.x; i < count * abi::kRunWords; i += blockDim.x) to[i] = from[i];
   }
   // For all threads together.
-  void count_pieces(uint32_t count) {
+  void count_splits(uint32_t count) {
     __syncthreads();
-    if (warp_ == 0) sum_pieces(count);
+    if (warp_ == 0) sum_splits(count);
     __syncthreads();
   }
-  void sum_pieces(uint32_t count) {
+  void sum_splits(uint32_t count) {
     uint32_t sum = lane() < count ? state_.runs[lane()].count : 0;
     const uint32_t own = sum;
 #pragma unroll
@@ -125,15 +126,15 @@ class PagedBlock {
       const uint32_t other = __shfl_up_sync(kAll, sum, by);
       if (lane() >= by) sum += other;
     }
-    static_assert(kMaxUnitSlots <= kWarp);
+    static_assert(kMaxItemSlots <= kWarp);
     if (lane() < count) state_.before[lane()] = sum - own;
     if (lane() == kWarp - 1)
-      state_.count = count, state_.pieces = sum, state_.next = blockDim.x / (kWarp * kPerKey);
+      state_.count = count, state_.splits = sum, state_.next = blockDim.x / (kWarp * kPerKey);
   }
 
   void wait() { pdl_wait(), waited_ = true; }
 
-  // Until no piece of the runs at hand is left.
+  // Until no split of the runs at hand is left.
   void work() {
     const uint32_t ahead = kAhead < state_.count ? kAhead : state_.count;
     // Queries first, if they are there: a load queued behind a block's keys takes microseconds.
@@ -157,15 +158,15 @@ class PagedBlock {
     problem.plain_logits = p_.soft_cap == 0 && args_.at[arg_alibi_slopes] == 0;
     problem.rows = 1;
     WarpLoop<Traits> loop(p_, problem, masks(0), state_.table_k, state_.table_v,
-                          reinterpret_cast<float*>(mine_ + kLayout.transpose),
+                          reinterpret_cast<float*>(warp_memory_ + kLayout.transpose),
                           reinterpret_cast<float*>(shared_ + kPagedStateBytes), warp_,
                           Queries<Traits>());
     uint32_t at = 0, before = (kStages - 1) * kStageBytes, index = 0, queried = ~0u;
 #pragma unroll 1
-    for (const QueuedPiece* piece = loads_.take(); piece != nullptr; piece = loads_.take()) {
-      const uint32_t number = piece->run;
+    for (const QueuedSplit* split = loads_.take(); split != nullptr; split = loads_.take()) {
+      const uint32_t number = split->run;
       const abi::AttentionRun& run = state_.runs[number];
-      make_queries_ahead(number, piece->nth, run.count);
+      make_queries_ahead(number, split->nth, run.count);
       if (number != queried) {
         queried = number;
         wait_for_phase(&state_.ready[number], 0);
@@ -173,14 +174,14 @@ class PagedBlock {
         loop.mask = masks(number);
         problem.rows = run.rows;
       }
-      problem.uniform_mask = piece->uniform != 0;
-      problem.walk = piece_walk(piece->skip, piece->count, kKeys);
-      problem.walk_first = piece->base + piece->skip - run.begin;
+      problem.uniform_mask = split->uniform != 0;
+      problem.walk = split_walk(split->skip, split->count, kKeys);
+      problem.walk_first = split->base + split->skip - run.begin;
       loop.masks = !problem.plain_logits || !problem.uniform_mask;
       loop.lane = lane_weights();
       loop.until_check = kStagesToCheck;
       ValueSums<Traits> sums = ValueSums<Traits>::none();
-      const uint32_t stages = piece->stages;
+      const uint32_t stages = split->stages;
 #pragma unroll 1
       for (uint32_t stage = 0, end = 0; stage < stages;) {
         end = stage + loads_.prepare(stages - stage);
@@ -197,32 +198,34 @@ class PagedBlock {
           loop.add(bytes, x, sums);
         }
       }
-      finish_piece(number, piece->nth,
-                   piece->bad != 0 || run.shift_and_valid < 256 || state_.stale[number] != 0,
+      finish_split(number, split->nth,
+                   split->invalid != 0 || run.shift_and_valid < 256 || state_.stale[number] != 0,
                    loop.lane, sums);
     }
     copy_wait<0>();
   }
 
-  // The queries of the unit kAhead further on, by the warps that take a unit's first pieces.
-  void make_queries_ahead(uint32_t number, uint32_t nth, uint32_t pieces) {
-    const uint32_t unit = number + kAhead, warps = pieces < kRows ? pieces : kRows;
-    if (unit >= state_.count || nth >= warps || slice() != 0) return;
+  // The queries of the work item kAhead further on, by the warps that take a work item's first
+  // splits.
+  void make_queries_ahead(uint32_t number, uint32_t nth, uint32_t splits) {
+    const uint32_t item = number + kAhead, warps = splits < kRows ? splits : kRows;
+    if (item >= state_.count || nth >= warps || slice() != 0) return;
     QueryBits<Traits> bits;
-    load_row(unit, nth, bits);
-    make_queries(unit, nth, warps, kRows, bits);
+    load_row(item, nth, bits);
+    make_queries(item, nth, warps, kRows, bits);
   }
-  // Queries from, from + step, ... below end of the units from `unit` on; `bits` of the first.
-  void make_queries(uint32_t unit, uint32_t from, uint32_t step, uint32_t end,
+  // Queries from, from + step, ... below end of the work items from `work item` on; `bits` of the
+  // first.
+  void make_queries(uint32_t item, uint32_t from, uint32_t step, uint32_t end,
                     QueryBits<Traits>& bits) {
 #pragma unroll 1
     for (uint32_t i = from; i < end; i += step) {
-      if (i != from) load_row(unit + i / kRows, i % kRows, bits);
-      make_query(unit + i / kRows, i % kRows, bits);
+      if (i != from) load_row(item + i / kRows, i % kRows, bits);
+      make_query(item + i / kRows, i % kRows, bits);
     }
   }
 
-  // Row r of a unit's queries; rows behind the last repeat others over 16-bit keys.
+  // Row r of a work item's queries; rows behind the last repeat others over 16-bit keys.
   uint32_t query_row(const abi::AttentionRun& run, uint32_t r) const {
     return Traits::kLevelsK ? r : r % run.rows;
   }
@@ -231,18 +234,18 @@ class PagedBlock {
     const uint64_t q = args_.at[arg_q] + run.first_token * p_.q_token_stride;
     const uint32_t of = query_row(run, r);
     if (of < run.rows)
-      load_query<Traits>(query_address(p_, unit_problem(p_, args_, run), q, of), p_.q_dtype == 0,
+      load_query<Traits>(query_address(p_, item_problem(p_, args_, run), q, of), p_.q_dtype == 0,
                          bits);
   }
   // To operands; rows behind the last are zeros over levels. By one warp.
   void make_query(uint32_t number, uint32_t r, const QueryBits<Traits>& bits) {
     const abi::AttentionRun& run = state_.runs[number];
-    const DecodeProblem unit = unit_problem(p_, args_, run);
-    auto* const row = reinterpret_cast<float*>(mine_);
+    const DecodeProblem item = item_problem(p_, args_, run);
+    auto* const row = reinterpret_cast<float*>(warp_memory_);
     const bool present = query_row(run, r) < run.rows;
 #pragma unroll
     for (uint32_t part = 0; part < Traits::kQueryParts; ++part) {
-      if (present) stage_query<Traits>(p_, unit, bits, part, row, r, factors(number));
+      if (present) stage_query<Traits>(p_, item, bits, part, row, r, factors(number));
       __syncwarp();
       if constexpr (Traits::kStage.k_tiles) {
         write_query_slots<Traits>(present ? row : nullptr, r,
@@ -256,30 +259,30 @@ class PagedBlock {
     }
     if (lane() == 0 && r == 0) state_.stale[number] = is_stale(args_, run) ? 1 : 0;
     if (lane() == 0 && present && r < run.rows)
-      masks(number)[r] = mask_row(unit, args_.at[arg_alibi_slopes], r);
+      masks(number)[r] = mask_row(item, args_.at[arg_alibi_slopes], r);
     arrive_warp(&state_.ready[number]);
   }
 
-  // Folds a piece into its group, a group into its unit: pieces wait for those of older keys.
-  void finish_piece(uint32_t number, uint32_t nth, bool bad, const LaneWeights& lane_weights,
+  // Folds a split into its group, a group into its work item: splits wait for those of older keys.
+  void finish_split(uint32_t number, uint32_t nth, bool invalid, const LaneWeights& lane_weights,
                     const ValueSums<Traits>& sums) {
     const abi::AttentionRun& run = state_.runs[number];
-    const uint32_t piece = run.first + nth;
-    const bool from_first = run.first == run.unit_first, last = nth + 1 == run.count;
-    const bool begins = piece % abi::kGroupPieces == 0 || piece == run.unit_first;
+    const uint32_t split = run.first + nth;
+    const bool from_first = run.first == run.item_first, last = nth + 1 == run.count;
+    const bool begins = split % abi::kGroupSplits == 0 || split == run.item_first;
     const bool ends =
-        piece % abi::kGroupPieces == abi::kGroupPieces - 1 || piece + 1 == run.unit_end;
-    const uint32_t group = piece / abi::kGroupPieces - run.unit_first / abi::kGroupPieces;
+        split % abi::kGroupSplits == abi::kGroupSplits - 1 || split + 1 == run.item_end;
+    const uint32_t group = split / abi::kGroupSplits - run.item_first / abi::kGroupSplits;
     PhaseBarrier* const turns = state_.turn[number][slice()];
     if (nth != 0) wait_for_phase(&turns[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
 #pragma unroll 1
     for (uint32_t set = 0; set < Set::kSets; ++set) {
       Set fold;
       if (begins) {
-        add_piece<true>(fold, lane_weights, sums, set, bad);
+        add_split<true>(fold, lane_weights, sums, set, invalid);
       } else {
         fold.get(group_fold(number, set));
-        add_piece<false>(fold, lane_weights, sums, set, bad);
+        add_split<false>(fold, lane_weights, sums, set, invalid);
       }
       if (!ends) {
         fold.put(group_fold(number, set));
@@ -287,15 +290,15 @@ class PagedBlock {
       }
       if (from_first && group != 0) {
         Set all;
-        all.get(unit_fold(number, set));
+        all.get(item_fold(number, set));
         all.add(fold);
         fold = all;
       }
       if (!from_first) {
         fold.put(state_at(run, group, set));
       } else if (!last) {
-        fold.put(unit_fold(number, set));
-      } else if (run.count == run.unit_end - run.unit_first) {
+        fold.put(item_fold(number, set));
+      } else if (run.count == run.item_end - run.item_first) {
         write_rows(number, set, fold);
       } else {
         fold.put(state_at(run, 0, set));
@@ -305,16 +308,16 @@ class PagedBlock {
   }
   // Sums of a set: an index that the compiler knows keeps them in registers.
   template <bool kFirst, uint32_t kSet = 0>
-  static void add_piece(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
-                        uint32_t set, bool bad) {
+  static void add_split(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
+                        uint32_t set, bool invalid) {
     if (set == kSet) {
-      fold.template add<kFirst>(lane_weights, sums, kSet, bad);
+      fold.template add<kFirst>(lane_weights, sums, kSet, invalid);
     } else if constexpr (kSet + 1 < Set::kSets) {
-      add_piece<kFirst, kSet + 1>(fold, lane_weights, sums, set, bad);
+      add_split<kFirst, kSet + 1>(fold, lane_weights, sums, set, invalid);
     }
   }
 
-  // The fold of a group of a unit in several blocks; of the first block's groups at 0.
+  // The fold of a group of a work item in several blocks; of the first block's groups at 0.
   unsigned char* state_at(const abi::AttentionRun& run, uint32_t group, uint32_t set) const {
     constexpr uint64_t kArea = paged_area_bytes(Traits::kV, Traits::kDims, kRows);
     return pointer<unsigned char>(args_.at[arg_partial] + paged_counter_bytes(gridDim.x) +
@@ -350,22 +353,22 @@ class PagedBlock {
           x[c] = reinterpret_cast<const float*>(
               rows + of * (Set::kSets * Set::kSetBytes))[r * Set::kPitch + column % Set::kColumns];
       }
-      RowTarget target = unit_row_target<Traits>(p_, run, args_, row);
+      RowTarget target = item_row_target<Traits>(p_, run, args_, row);
       store_row<Traits>(target, p_.partial == abi::kAttentionStates, i % kParts, state, x);
     }
     if constexpr (kPerKey > 1) sync_named_barrier<kPerKey>(warp_ / kPerKey);
   }
 
-  // Units of several blocks: only the first and the last run of those at hand can be of one.
-  void merge_units() {
-    if (state_.runs[0].first != state_.runs[0].unit_first) merge_unit(0);
+  // Work items of several blocks: only the first and the last run of those at hand can be of one.
+  void merge_items() {
+    if (state_.runs[0].first != state_.runs[0].item_first) merge_item(0);
     const uint32_t last = state_.count - 1;
     const abi::AttentionRun& run = state_.runs[last];
-    if (run.first == run.unit_first && run.count != run.unit_end - run.unit_first) merge_unit(last);
+    if (run.first == run.item_first && run.count != run.item_end - run.item_first) merge_item(last);
   }
 
   // The last block to count its groups folds them all, in their order. For all threads together.
-  void merge_unit(uint32_t number) {
+  void merge_item(uint32_t number) {
     const abi::AttentionRun& run = state_.runs[number];
     const RunGroups of(run);
     if (threadIdx.x == 0)
@@ -375,14 +378,14 @@ class PagedBlock {
     if (done != 0)
       fold_groups<Traits>(reinterpret_cast<const float4*>(state_at(run, 0, 0) -
                                                           slice() * Set::kSets * Set::kSetBytes),
-                          reinterpret_cast<float4*>(slot(number) + kLayout.slot.unit), done,
+                          reinterpret_cast<float4*>(slot(number) + kLayout.slot.item), done,
                           of.all);
     __syncthreads();
     if (done == 0 || warp_ >= kPerKey) return;
 #pragma unroll 1
     for (uint32_t set = 0; set < Set::kSets; ++set) {
       Set fold;
-      fold.get(unit_fold(number, set));
+      fold.get(item_fold(number, set));
       write_rows(number, set, fold);
     }
   }
@@ -392,9 +395,9 @@ class PagedBlock {
   unsigned char* shared_;
   PagedState& state_;
   uint32_t warp_;
-  unsigned char *mine_, *slots_;  // the warp's buffers; those of units
+  unsigned char *warp_memory_, *slots_;  // the warp's buffers; those of work items
   bool waited_ = false, early_keys_ = false;
-  PieceLoads<Traits, kOnePage> loads_;
+  SplitLoads<Traits, kOnePage> loads_;
 };
 
 }  // namespace gyre::cuda

@@ -1,7 +1,7 @@
 #pragma once
-// Decode attention over pages: the groups of a unit that lie in several blocks, folded by the last
-// block to come.
-#include "cuda/kernels/attention/decode/piece_fold.cuh"
+// Decode attention over pages: the groups of a work item that lie in several blocks, folded by the
+// last block to come.
+#include "cuda/kernels/attention/decode/split_fold.cuh"
 
 namespace gyre::cuda {
 
@@ -24,7 +24,7 @@ struct OneVector {
 #pragma unroll
     for (uint32_t e = 0; e < 4; ++e) {
       const auto& of = f[e % Set::kLaneRows];
-      set_of.x[0][e] = Set::fold(set_of.x[0][e], of.keep, part.set_of.x[0][e], of.part);
+      set_of.x[0][e] = Set::fold(set_of.x[0][e], of.rescale, part.set_of.x[0][e], of.part);
     }
   }
   float4 vector() const {
@@ -32,8 +32,8 @@ struct OneVector {
   }
 };
 
-// Groups [done, groups) behind the fold of the first `done`, to the unit's fold: a thread has one
-// vector of a set at a time.
+// Groups [done, groups) behind the fold of the first `done`, to the work item's fold: a thread has
+// one vector of a set at a time.
 template <class Traits>
 inline void fold_groups(const float4* from, float4* to, uint32_t done, uint32_t groups) {
   using Set = RowSet<Traits>;

@@ -44,7 +44,7 @@ struct KeyReader {
   static constexpr uint32_t coordinate(uint32_t j, uint32_t step, uint32_t place) {
     const KeyPlace of = key_place<kFormat>(step, place);
     const uint32_t at = word_at(j, of.word) + of.byte;
-    return at / 16 * kGroup + at % 16 + 16 * of.piece;
+    return at / 16 * kGroup + at % 16 + 16 * of.part;
   }
 
   // Within four places, a coordinate is that of the first plus a constant.

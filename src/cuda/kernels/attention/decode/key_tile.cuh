@@ -64,7 +64,7 @@ struct KeyQuads {
 
   // The word of a plane that has the quad, and how far right it is rotated to its place.
   struct Place {
-    uint32_t byte, turn;
+    uint32_t byte, rotation;
   };
   static constexpr Place place(uint32_t plane, uint32_t j, uint32_t quad) {
     const uint32_t bits = plane == 0 ? kLow : kHigh, group = abi::kv_group(bits);
@@ -98,7 +98,7 @@ struct KeyPlaneTables {
   uint32_t width[kCount];     // of load i: words loaded together; 0: with an earlier one
   uint32_t address[kCount];   // of load i: a quad whose place it is a constant distance from
   uint32_t distance[kCount];  // that distance
-  uint32_t turn[kCount];      // of quad i: the first that is rotated alike
+  uint32_t rotation[kCount];  // of quad i: the first that is rotated alike
   bool fixed[kCount];         // whether it is rotated alike in all lanes
   uint32_t amount[kCount];    // if so, how far
   bool pair[Quads::kSteps];   // quads of the step lie in one word and are rotated alike
@@ -111,11 +111,11 @@ struct KeyPlaneTables {
       while (same < t.loads && apart(plane, quad_of[same], i) != 0) ++same;
       t.load[i] = same;
       if (same == t.loads) quad_of[t.loads++] = i;
-      while (!turns_alike(plane, t.turn[i], i)) ++t.turn[i];
+      while (!rotate_alike(plane, t.rotation[i], i)) ++t.rotation[i];
       t.fixed[i] = true;
-      t.amount[i] = Quads::place(plane, 0, i).turn;
+      t.amount[i] = Quads::place(plane, 0, i).rotation;
       for (uint32_t j = 0; j < 4; ++j)
-        t.fixed[i] = t.fixed[i] && Quads::place(plane, j, i).turn == t.amount[i];
+        t.fixed[i] = t.fixed[i] && Quads::place(plane, j, i).rotation == t.amount[i];
     }
     for (uint32_t i = 0; i < t.loads; ++i) {
       while (apart(plane, t.address[i], quad_of[i]) == kVaries) ++t.address[i];
@@ -124,7 +124,7 @@ struct KeyPlaneTables {
     for (uint32_t i = 0; i < t.loads; i += t.width[i]) t.width[i] = width_at(plane, t, quad_of, i);
     for (uint32_t step = 0; step < Quads::kSteps; ++step) {
       const uint32_t a = 2 * step, b = a + 1;
-      t.pair[step] = b == kCount || (t.load[a] == t.load[b] && t.turn[a] == t.turn[b]);
+      t.pair[step] = b == kCount || (t.load[a] == t.load[b] && t.rotation[a] == t.rotation[b]);
     }
     return t;
   }
@@ -138,10 +138,10 @@ struct KeyPlaneTables {
     };
     return of(1) == of(0) && of(2) == of(0) && of(3) == of(0) ? of(0) : kVaries;
   }
-  static constexpr bool turns_alike(uint32_t plane, uint32_t a, uint32_t b) {
+  static constexpr bool rotate_alike(uint32_t plane, uint32_t a, uint32_t b) {
     bool same = true;
     for (uint32_t j = 0; j < 4; ++j)
-      same = same && Quads::place(plane, j, a).turn == Quads::place(plane, j, b).turn;
+      same = same && Quads::place(plane, j, a).rotation == Quads::place(plane, j, b).rotation;
     return same;
   }
   static constexpr uint32_t width_at(uint32_t plane, const KeyPlaneTables& t,
@@ -205,15 +205,16 @@ struct TileKeyReader {
   // What a lane keeps: where its first key begins in a stage, where the quads of that lie, how they
   // are rotated, and runs, so that their first bits come to kRunPlace.
   static constexpr uint32_t kRunPlace = kNibbles ? 2 : 4;
-  uint32_t first, at[kPlanes][kQuads], turn[kPlanes][kQuads], run_turn;
+  uint32_t first, at[kPlanes][kQuads], rotation[kPlanes][kQuads], run_rotation;
 
   TileKeyReader() = default;
-  TileKeyReader(uint32_t first_key, uint32_t j) : first(first_key), run_turn(2 * j - kRunPlace) {
+  TileKeyReader(uint32_t first_key, uint32_t j)
+      : first(first_key), run_rotation(2 * j - kRunPlace) {
 #pragma unroll
     for (uint32_t i = 0; i < kPlanes * kQuads; ++i) {
       const typename Quads::Place place = Quads::place(i / kQuads, j, i % kQuads);
       at[i / kQuads][i % kQuads] = first_key + place.byte;
-      turn[i / kQuads][i % kQuads] = place.turn;
+      rotation[i / kQuads][i % kQuads] = place.rotation;
     }
   }
 
@@ -244,8 +245,8 @@ struct TileKeyReader {
     if constexpr (kRuns) {
 #pragma unroll
       for (uint32_t i = 0; i < kRunWords; ++i)
-        w.runs[i] =
-            rotate_right(word(stage + first + (distance + Quads::kHighAt + 4 * i), half), run_turn);
+        w.runs[i] = rotate_right(word(stage + first + (distance + Quads::kHighAt + 4 * i), half),
+                                 run_rotation);
     }
     return w;
   }
@@ -258,8 +259,8 @@ struct TileKeyReader {
       if constexpr (kPlanes == 2) thirds = joined(w, 1, step);
       return unpack_key_nibbles<kFormat, kManyRows>(table, joined(w, 0, step), thirds);
     } else {
-      return Operands<1>{{{unpack_key_bytes<kFormat>(turned(w, 0, a), high(w, a)),
-                           unpack_key_bytes<kFormat>(turned(w, 0, b), high(w, b))}}};
+      return Operands<1>{{{unpack_key_bytes<kFormat>(rotated(w, 0, a), high(w, a)),
+                           unpack_key_bytes<kFormat>(rotated(w, 0, b), high(w, b))}}};
     }
   }
 
@@ -270,21 +271,21 @@ struct TileKeyReader {
                    *reinterpret_cast<const uint32_t*>(from + 2), 0x5432);
   }
   // A quad's bits of a plane at their place in each byte; around them are others.
-  uint32_t turned(const Words& w, uint32_t plane, uint32_t quad) const {
+  uint32_t rotated(const Words& w, uint32_t plane, uint32_t quad) const {
     const Tables& t = kTables[plane];
     const uint32_t x = w.of[plane][t.load[quad]];
     if (t.fixed[quad] && t.amount[quad] == 0) return x;
-    return rotate_right(x, t.fixed[quad] ? t.amount[quad] : turn[plane][t.turn[quad]]);
+    return rotate_right(x, t.fixed[quad] ? t.amount[quad] : rotation[plane][t.rotation[quad]]);
   }
   // Nibbles of the two quads of a step.
   uint32_t joined(const Words& w, uint32_t plane, uint32_t step) const {
-    const uint32_t x = turned(w, plane, 2 * step);
+    const uint32_t x = rotated(w, plane, 2 * step);
     if (kTables[plane].pair[step]) return x;
-    return (x & 0x0F0F0F0Fu) | (turned(w, plane, 2 * step + 1) & 0xF0F0F0F0u);
+    return (x & 0x0F0F0F0Fu) | (rotated(w, plane, 2 * step + 1) & 0xF0F0F0F0u);
   }
   uint32_t high(const Words& w, uint32_t quad) const {
     if constexpr (kRuns) return run(w, quad).at_place();
-    if constexpr (kPlanes == 2) return turned(w, 1, quad);
+    if constexpr (kPlanes == 2) return rotated(w, 1, quad);
     return 0;
   }
 
@@ -307,10 +308,11 @@ struct TileKeyReader {
   }
   // Third bits of the nibbles of two quads.
   static uint32_t join_runs(const RunBits& a, const RunBits& b) {
-    const bool both = a.above && b.above;
-    const uint32_t second = b.word << (b.above && !both ? 3 : 4);
-    const uint32_t x = ((both ? a.word : a.at_place()) & 0x0F0F0F0Fu) | (second & 0xF0F0F0F0u);
-    return both ? x >> 1 : x;
+    const bool both_above = a.above && b.above;
+    const uint32_t second = b.word << (b.above && !both_above ? 3 : 4);
+    const uint32_t x =
+        ((both_above ? a.word : a.at_place()) & 0x0F0F0F0Fu) | (second & 0xF0F0F0F0u);
+    return both_above ? x >> 1 : x;
   }
 };
 

@@ -58,10 +58,12 @@ inline LaneOffsets<Traits> lane_offsets() {
 
 // Scales of a lane's keys in one of kBlocks scale blocks.
 template <class Traits, uint32_t kBlocks>
-inline void load_scales(const unsigned char* mine, uint32_t block, float (&s)[Traits::kLaneKeys]) {
+inline void load_scales(const unsigned char* scales, uint32_t block,
+                        float (&s)[Traits::kLaneKeys]) {
 #pragma unroll
   for (uint32_t i = 0; i < Traits::kLaneKeys; i += Traits::kAdjacentKeys) {
-    const unsigned char* const from = mine + (i / Traits::kAdjacentKeys * 4 * kBlocks + block) * 16;
+    const unsigned char* const from =
+        scales + (i / Traits::kAdjacentKeys * 4 * kBlocks + block) * 16;
     if constexpr (Traits::kAdjacentKeys == 2) {
       const uint32_t two = *reinterpret_cast<const uint32_t*>(from);
       s[i] = scale_in(two, 0), s[i + 1] = scale_in(two, 1);

@@ -1,40 +1,40 @@
 #pragma once
 // Decode attention over pages: what the warps of a block share beside their rings.
 #include "cuda/kernels/attention/common/schedule_run.cuh"
-#include "cuda/kernels/attention/decode/piece_fold.cuh"
+#include "cuda/kernels/attention/decode/split_fold.cuh"
 
 namespace gyre::cuda {
 
-// A piece that a warp loads, or works on. Positions count slots from the piece's first stage on.
-struct QueuedPiece {
-  uint32_t run, nth;           // which of the run's pieces
+// A split that a warp loads, or works on. Positions count slots from the split's first stage on.
+struct QueuedSplit {
+  uint32_t run, nth;           // which of the run's splits
   uint32_t base, skip, count;  // first slot of the first stage; positions of its keys
-  uint32_t uniform;            // all rows of the unit see the same of these keys
-  uint32_t bad;                // 1: a page that does not exist
+  uint32_t uniform;            // all rows of the work item see the same of these keys
+  uint32_t invalid;            // 1: a page that does not exist
   uint32_t stages;             // at least one
 };
 
 struct PagedState {
-  abi::AttentionRun runs[kMaxUnitSlots];  // at hand, and their units' slots
-  uint32_t before[kMaxUnitSlots];         // pieces of the runs before
-  QueuedPiece queue[kDecodeMostWarps][kQueuedPieces];
-  // A unit's queries are there; it is a piece's turn.
-  PhaseBarrier ready[kMaxUnitSlots];
-  PhaseBarrier turn[kMaxUnitSlots][decode_warps_per_key(512)][kTurns];
+  abi::AttentionRun runs[kMaxItemSlots];  // at hand, and their work items' slots
+  uint32_t before[kMaxItemSlots];         // splits of the runs before
+  QueuedSplit queue[kDecodeMaxWarps][kQueuedSplits];
+  // A work item's queries are there; it is a split's turn.
+  PhaseBarrier ready[kMaxItemSlots];
+  PhaseBarrier turn[kMaxItemSlots][decode_warps_per_key(512)][kTurns];
   SharedLevelTable table_k, table_v;
-  uint32_t stale[kMaxUnitSlots];  // 1: the schedule was made with other numbers of the sequence
-  uint32_t count, pieces, next;   // runs at hand, their pieces, the next one that nobody took
+  uint32_t stale[kMaxItemSlots];  // 1: the schedule was made with other numbers of the sequence
+  uint32_t count, splits, next;   // runs at hand, their splits, the next one that nobody took
   uint32_t merge_groups;          // of the first block's fold; 0: another block merges
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
 
-// Keys of a piece that some row of the unit sees.
-struct PieceKeys {
+// Keys of a split that some row of the work item sees.
+struct VisibleKeys {
   uint32_t first, count, uniform;
 };
-inline PieceKeys piece_keys(const abi::AttentionParams& p, const abi::AttentionRun& run,
-                            uint32_t piece) {
-  const uint32_t shift = run.shift_and_valid % 256, begin = piece << shift;
+inline VisibleKeys visible_keys(const abi::AttentionParams& p, const abi::AttentionRun& run,
+                                uint32_t split) {
+  const uint32_t shift = run.shift_and_valid % 256, begin = split << shift;
   const uint32_t behind = begin + (1u << shift);
   const auto low = static_cast<int32_t>(begin < run.begin ? run.begin : begin);
   const auto high = static_cast<int32_t>(behind < run.end ? behind : run.end);
@@ -52,8 +52,8 @@ inline PieceKeys piece_keys(const abi::AttentionParams& p, const abi::AttentionR
           oldest.begin == newest.begin && oldest.end == newest.end ? 1u : 0u};
 }
 
-// The unit's rows, as far as queries and masks are concerned.
-inline DecodeProblem unit_problem(const abi::AttentionParams& p, const Args& args,
+// The work item's rows, as far as queries and masks are concerned.
+inline DecodeProblem item_problem(const abi::AttentionParams& p, const Args& args,
                                   const abi::AttentionRun& run) {
   DecodeProblem problem = {};
   problem.kv_head = run.kv_head, problem.group = p.group;
@@ -67,7 +67,7 @@ inline DecodeProblem unit_problem(const abi::AttentionParams& p, const Args& arg
 }
 
 // A walk in which position 0 is that of a stage, wherever the keys begin.
-inline DecodeWalk piece_walk(uint32_t skip, uint32_t count, uint32_t stage_keys) {
+inline DecodeWalk split_walk(uint32_t skip, uint32_t count, uint32_t stage_keys) {
   DecodeWalk w = {};
   w.skip = skip;
   w.end_a = skip + count;
@@ -80,7 +80,7 @@ inline DecodeWalk piece_walk(uint32_t skip, uint32_t count, uint32_t stage_keys)
 
 // Where a row's result goes.
 template <class Traits>
-inline RowTarget unit_row_target(const abi::AttentionParams& p, const abi::AttentionRun& run,
+inline RowTarget item_row_target(const abi::AttentionParams& p, const abi::AttentionRun& run,
                                  const Args& args, uint32_t r) {
   const uint32_t row = run.first_row + r, token_of = row / p.group;
   const uint64_t token = uint64_t{run.first_token} + token_of;

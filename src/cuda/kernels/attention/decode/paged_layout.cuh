@@ -5,15 +5,15 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kMaxUnitSlots = 12;  // units that a block works on before its warps meet
-constexpr uint32_t kTurns = 16;         // more than pieces of one unit can be in flight
-constexpr uint32_t kQueuedPieces = 8;   // of a warp: more than have stages in flight
+constexpr uint32_t kMaxItemSlots = 12;  // work items that a block works on before its warps meet
+constexpr uint32_t kTurns = 16;         // more than splits of one work item can be in flight
+constexpr uint32_t kQueuedSplits = 8;   // of a warp: more than have stages in flight
 
 // Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
 // levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the
 // rows' references and sums.
 constexpr uint32_t fold_sets(uint32_t v, uint32_t rows) {
-  return abi::kv_is_native(v) ? rows / 4 : eights(rows);
+  return abi::kv_is_native(v) ? rows / 4 : row_tiles(rows);
 }
 constexpr uint32_t fold_vectors(uint32_t v, uint32_t slice) {
   return abi::kv_is_native(v) ? (slice + 31) / 32 : slice / 16;
@@ -27,19 +27,19 @@ constexpr uint32_t fold_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
          fold_set_bytes(v, decode_slice_dim(dims.v));
 }
 
-// What a unit needs while it is worked on: queries as operands, the factors of their scores, masks,
-// and the folds of a group and of the unit.
-struct UnitSlot {
-  uint32_t factors, masks, group, unit, bytes;
+// What a work item needs while it is worked on: queries as operands, the factors of their scores,
+// masks, and the folds of a group and of the work item.
+struct ItemSlot {
+  uint32_t factors, masks, group, item, bytes;
 };
 constexpr uint32_t kFactorBytes = 12 * 4 * kDecodeRows, kMaskBytes = 16;
-constexpr UnitSlot unit_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
-  UnitSlot a = {};
+constexpr ItemSlot item_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
+  ItemSlot a = {};
   a.factors = decode_query_bytes(k, dims.k, rows);
   a.masks = a.factors + kFactorBytes;
   a.group = round_up(a.masks + rows * kMaskBytes, 128);
-  a.unit = a.group + fold_bytes(v, dims, rows);
-  a.bytes = a.unit + fold_bytes(v, dims, rows);
+  a.item = a.group + fold_bytes(v, dims, rows);
+  a.bytes = a.item + fold_bytes(v, dims, rows);
   return a;
 }
 
@@ -47,17 +47,17 @@ constexpr UnitSlot unit_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint3
 // to transpose, a ring of stages), and as many slots as there is room for.
 struct PagedLayout {
   bool fits;
-  UnitSlot slot;
+  ItemSlot slot;
   uint32_t exchange_bytes;               // of one warp, twice
   uint32_t transpose, ring, warp_bytes;  // of one warp
   uint32_t stages, stage;
-  uint32_t most_warps, warps_per_key;
+  uint32_t max_warps, warps_per_key;
 
   constexpr uint32_t warps_at(uint32_t warps) const;
   constexpr uint32_t slots_at(uint32_t warps) const { return warps_at(warps) + warps * warp_bytes; }
   constexpr uint32_t slots(uint32_t warps, uint32_t bytes) const {
     const uint32_t at = slots_at(warps), fit = bytes > at ? (bytes - at) / slot.bytes : 0;
-    return fit < kMaxUnitSlots ? fit : kMaxUnitSlots;
+    return fit < kMaxItemSlots ? fit : kMaxItemSlots;
   }
 };
 
@@ -71,7 +71,7 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
   const DecodeStage stage = decode_stage(k, v, dims, rows, kDecodePages);
   const DecodeSharedLayout shared = decode_shared_layout(k, v, dims, rows, kDecodePages);
   a.fits = stage.fits;
-  a.slot = unit_slot(k, v, dims, rows);
+  a.slot = item_slot(k, v, dims, rows);
   a.stage = stage.bytes;
   a.warps_per_key = decode_warps_per_key(dims);
   a.exchange_bytes = shared.exchange_bytes;
@@ -80,15 +80,15 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
   // Bytes in flight: more of them make the memory slower.
   constexpr uint32_t kInFlight = 72 << 10, kWarps = 8, kEnoughSlots = 2;
   a.stages = 1 + (kInFlight + kWarps * a.stage / 2) / (kWarps * a.stage);
-  a.stages = a.stages > kDecodeMostStages ? kDecodeMostStages : a.stages;
-  a.most_warps = kWarps;
+  a.stages = a.stages > kDecodeMaxStages ? kDecodeMaxStages : a.stages;
+  a.max_warps = kWarps;
   const auto fits = [&a](uint32_t warps) {
     a.warp_bytes = a.ring + a.stages * a.stage;
-    return a.slots(warps, kDecodeMostBytes) >= kEnoughSlots;
+    return a.slots(warps, kDecodeMaxBytes) >= kEnoughSlots;
   };
   while (a.stages > kDecodeFewestStages && !fits(kWarps)) --a.stages;
   if (a.stages < kDecodeFewestStages) a.stages = kDecodeFewestStages;
-  while (!fits(a.most_warps) && a.most_warps > a.warps_per_key) a.most_warps -= a.warps_per_key;
+  while (!fits(a.max_warps) && a.max_warps > a.warps_per_key) a.max_warps -= a.warps_per_key;
   return a;
 }
 
@@ -96,9 +96,9 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
 struct PagedLaunch {
   uint32_t warps, bytes;
 };
-constexpr PagedLaunch paged_launch(const PagedLayout& layout, uint32_t most_bytes) {
-  for (uint32_t warps = layout.most_warps; warps != 0; warps -= layout.warps_per_key) {
-    const uint32_t slots = layout.slots(warps, most_bytes);
+constexpr PagedLaunch paged_launch(const PagedLayout& layout, uint32_t max_bytes) {
+  for (uint32_t warps = layout.max_warps; warps != 0; warps -= layout.warps_per_key) {
+    const uint32_t slots = layout.slots(warps, max_bytes);
     if (slots != 0) return {warps, layout.slots_at(warps) + slots * layout.slot.bytes};
   }
   return {};
@@ -109,9 +109,9 @@ constexpr uint32_t paged_blocks(uint32_t multiprocessors) {
   return multiprocessors == 0 ? 1 : multiprocessors;
 }
 // Scratch of a call over pages: for each block a counter, at a multiple of 16 bytes the folds of
-// the groups of one unit.
+// the groups of one work item.
 constexpr uint64_t paged_area_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
-  return decode_cut(dims.v).most_pieces * fold_bytes(v, dims, rows);
+  return decode_cut(dims.v).max_splits * fold_bytes(v, dims, rows);
 }
 constexpr uint64_t paged_scratch_floats(uint32_t v, const HeadDims& dims, uint32_t rows,
                                         uint32_t blocks) {

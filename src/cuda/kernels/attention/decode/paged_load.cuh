@@ -1,6 +1,6 @@
 #pragma once
-// Decode attention over pages: the pieces that a warp takes, and their loads, which run ahead of
-// what it computes, from piece to piece. Entries of the page table are read a window of up to 32
+// Decode attention over pages: the splits that a warp takes, and their loads, which run ahead of
+// what it computes, from split to split. Entries of the page table are read a window of up to 32
 // pages ahead.
 #include "cuda/kernels/attention/decode/kv_load.cuh"
 #include "cuda/kernels/attention/decode/paged_block.cuh"
@@ -29,12 +29,12 @@ struct StageAddresses<Traits, false> {
 
 // kOnePage: pages are a multiple of a stage, so that every stage lies in one of them.
 template <class Traits, bool kOnePage>
-class PieceLoads {
+class SplitLoads {
   static constexpr uint32_t kKeys = Traits::kStage.keys, kTiles = Traits::kTiles;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey;
 
  public:
-  PieceLoads(const abi::AttentionParams& p, const Args& args, PagedState& state, uint32_t warp)
+  SplitLoads(const abi::AttentionParams& p, const Args& args, PagedState& state, uint32_t warp)
       : p_(p),
         args_(args),
         state_(state),
@@ -42,16 +42,16 @@ class PieceLoads {
         page_tiles_(p.table.page_tokens / abi::kKvTile),
         addresses_(p, args, warp % kPerKey) {}
 
-  // Begins with the warp's first piece of the runs at hand.
+  // Begins with the warp's first split of the runs at hand.
   void start() {
-    next_piece_ = warp_ / kPerKey;
+    next_split_ = warp_ / kPerKey;
     run_ = left_ = 0;
     now_ = next_ = {};
     find_window();
   }
 
   // How many of the next `wanted` stages issue() may be called for, before it is asked again: of
-  // one window, or, behind the last piece, all. Apart from issue(): it is seldom needed, and the
+  // one window, or, behind the last split, all. Apart from issue(): it is seldom needed, and the
   // loop over stages should be small.
   uint32_t prepare(uint32_t wanted) {
     if (now_.stages == 0) take_window();
@@ -86,11 +86,11 @@ class PieceLoads {
     now_.tile += kTiles;
   }
 
-  // The piece that comes after those that were taken; null: none.
-  const QueuedPiece* take() {
+  // The split that comes after those that were taken; null: none.
+  const QueuedSplit* take() {
     if (taken_ == queued_) return nullptr;
     __syncwarp();
-    return &state_.queue[warp_][taken_++ % kQueuedPieces];
+    return &state_.queue[warp_][taken_++ % kQueuedSplits];
   }
 
  private:
@@ -98,10 +98,10 @@ class PieceLoads {
   struct Window {
     uint32_t tile, stages;         // the next stage's first tile, of the sequence
     uint32_t page, entry;          // lane 0's page of the sequence; the lane's entry
-    uint32_t first_key, last_key;  // of the piece; last_key 0: it has no keys
+    uint32_t first_key, last_key;  // of the split; last_key 0: it has no keys
     uint32_t settled;              // keys of the sequence before the queries' own
     uint64_t head;                 // bytes from the first KV head to this one
-    uint32_t queued;               // the piece's number in the queue
+    uint32_t queued;               // the split's number in the queue
   };
 
   static uint32_t lane() { return threadIdx.x % kWarp; }
@@ -118,16 +118,16 @@ class PieceLoads {
     const bool unknown = now_.entry >= static_cast<uint32_t>(p_.table.pages);
     if (unknown) {
       now_.entry = 0;
-      if (now_.last_key != 0) state_.queue[warp_][now_.queued % kQueuedPieces].bad = 1;
+      if (now_.last_key != 0) state_.queue[warp_][now_.queued % kQueuedSplits].invalid = 1;
     }
     find_window();
   }
 
-  // What follows `next_`: the rest of its piece, or another piece.
+  // What follows `next_`: the rest of its split, or another split.
   void find_window() {
     if (left_ != 0) {
       next_.tile += next_.stages * kTiles;
-    } else if (!find_piece()) {
+    } else if (!find_split()) {
       next_.stages = 0;
       return;
     }
@@ -149,12 +149,12 @@ class PieceLoads {
         args_.at[arg_table])[run.sequence * p_.table.stride + p_.table.first_entry + page];
   }
 
-  bool find_piece() {
-    if (next_piece_ >= state_.pieces) return false;
-    while (next_piece_ >= state_.before[run_] + state_.runs[run_].count) ++run_;
+  bool find_split() {
+    if (next_split_ >= state_.splits) return false;
+    while (next_split_ >= state_.before[run_] + state_.runs[run_].count) ++run_;
     const abi::AttentionRun& run = state_.runs[run_];
-    const uint32_t nth = next_piece_ - state_.before[run_];
-    const PieceKeys keys = piece_keys(p_, run, run.first + nth);
+    const uint32_t nth = next_split_ - state_.before[run_];
+    const VisibleKeys keys = visible_keys(p_, run, run.first + nth);
     next_.first_key = keys.first, next_.last_key = keys.count == 0 ? 0 : keys.first + keys.count;
     next_.head = run.kv_head * p_.k.codes_head_stride;
     next_.settled = run.length > run.tokens ? run.length - run.tokens : 0;
@@ -164,16 +164,16 @@ class PieceLoads {
     next_.tile = base / abi::kKvTile;
     left_ = keys.count == 0 ? 1 : stages;
     if (lane() == 0)
-      state_.queue[warp_][queued_ % kQueuedPieces] = {
+      state_.queue[warp_][queued_ % kQueuedSplits] = {
           run_, nth, base, keys.first - base, keys.count, keys.uniform, 0, left_};
     ++queued_;
-    // Warps that share keys take pieces in turn, all others whatever comes next.
+    // Warps that share keys take splits in turn, all others whatever comes next.
     if constexpr (kPerKey > 1) {
-      next_piece_ += blockDim.x / (kWarp * kPerKey);
+      next_split_ += blockDim.x / (kWarp * kPerKey);
     } else {
       uint32_t taken = 0;
       if (lane() == 0) taken = atomicAdd(&state_.next, 1u);
-      next_piece_ = __shfl_sync(kAll, taken, 0);
+      next_split_ = __shfl_sync(kAll, taken, 0);
     }
     return true;
   }
@@ -183,8 +183,8 @@ class PieceLoads {
   PagedState& state_;
   uint32_t warp_, page_tiles_;
   StageAddresses<Traits> addresses_;
-  uint32_t next_piece_ = 0, run_ = 0;  // to be described, of the block's
-  uint32_t left_ = 0;                  // stages of the described piece behind `next_`
+  uint32_t next_split_ = 0, run_ = 0;  // to be described, of the block's
+  uint32_t left_ = 0;                  // stages of the described split behind `next_`
   uint32_t queued_ = 0, taken_ = 0;
   Window now_ = {}, next_ = {};
 };

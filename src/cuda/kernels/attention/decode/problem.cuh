@@ -39,8 +39,8 @@ struct DecodeTraits {
   static constexpr DecodeStage kStage = decode_stage(kK, kV, kDims, kRows, kCluster);
   static constexpr DecodeSharedLayout kLayout =
       decode_shared_layout(kK, kV, kDims, kRows, kCluster);
-  static constexpr uint32_t kMostWarps = decode_most_warps(kK, kV, kDims, kRows, kCluster);
-  static constexpr uint32_t kStages = decode_stages(kLayout, kMostWarps);
+  static constexpr uint32_t kMaxWarps = decode_max_warps(kK, kV, kDims, kRows, kCluster);
+  static constexpr uint32_t kStages = decode_stages(kLayout, kMaxWarps);
   static constexpr uint32_t kRingBytes = kLayout.ring_bytes(kStages);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   static constexpr bool kManyRows = kRows > 4;  // see LevelForm
@@ -52,9 +52,8 @@ struct DecodeTraits {
   static constexpr bool kPinAddresses =
       kRows < 16 && kStage.v[0].bytes + kStage.v[1].bytes < 8192 && !kFewRegisters;
   static constexpr uint32_t kTiles = kStage.tiles;
-  // Scale blocks of a key and of a value, and those that one warp has coordinates of.
+  // Scale blocks of a key and of a value, and those of a value that one warp has coordinates of.
   static constexpr uint32_t kBlocksK = kStage.k_blocks, kBlocksV = kStage.v_blocks;
-  static constexpr uint32_t kWarpBlocksK = kWarpsPerKey == 1 ? kBlocksK : 1;
   static constexpr uint32_t kWarpBlocksV = kWarpsPerKey == 1 && kLevelsV ? kBlocksV : 1;
   // Parts of a query and of a finished row, a warp for each.
   static constexpr uint32_t kQueryParts = kLevelsK && kKeyDim > 256 ? kKeyDim / 256 : 1;
@@ -118,14 +117,14 @@ struct DecodeProblem {
 };
 
 // Rows come first: loads of the queries are issued before the keys are known.
-inline DecodeProblem decode_rows(const abi::AttentionParams& p, uint32_t most_rows) {
+inline DecodeProblem decode_rows(const abi::AttentionParams& p, uint32_t max_rows) {
   DecodeProblem problem = {};
   problem.kv_head = blockIdx.z;
   problem.mask.tokens = static_cast<int32_t>(p.tokens);
   problem.group = p.group;
-  problem.first_row = blockIdx.y * most_rows;
+  problem.first_row = blockIdx.y * max_rows;
   const uint32_t left = static_cast<uint32_t>(p.tokens) * problem.group - problem.first_row;
-  problem.rows = left < most_rows ? left : most_rows;
+  problem.rows = left < max_rows ? left : max_rows;
   return problem;
 }
 
@@ -208,7 +207,7 @@ inline MaskRow mask_row(const DecodeProblem& problem, uint64_t alibi_slopes, uin
           static_cast<uint32_t>(b.end - first)};
 }
 
-// Bits that are never set, of an address that is a multiple of so many bytes, and of a walk over
+// Bits that are never set, of an address that is a multiple of this many bytes, and of a walk over
 // less than 2^31 slots: see decode.cu.
 template <uint32_t kMultiple>
 inline uint32_t never_set(const void* address) {

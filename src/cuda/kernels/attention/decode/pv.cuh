@@ -33,8 +33,8 @@ inline void add_levels(const LevelTable& table, const unsigned char* low, const 
   using Words = ValueWords<Traits::kV>;
   constexpr const DecodePlane(&kPlanes)[2] = Traits::kStage.v;
 #pragma unroll
-  for (uint32_t both = 0; both < LevelSums<Traits>::kSpans * Traits::kMmas; ++both) {
-    const uint32_t i = both / Traits::kMmas, mma = both % Traits::kMmas;
+  for (uint32_t step = 0; step < LevelSums<Traits>::kSpans * Traits::kMmas; ++step) {
+    const uint32_t i = step / Traits::kMmas, mma = step % Traits::kMmas;
     const uint32_t block = LevelSums<Traits>::block_of(2 * i);
     const Words words = Words::read(low + mma * 4 * kPlanes[0].tile_pitch,
                                     high + mma * 4 * kPlanes[1].tile_pitch, i * 32);
@@ -47,7 +47,7 @@ inline void add_levels(const LevelTable& table, const unsigned char* low, const 
         const uint32_t a[4] = {x[0].term[term][0], x[1].term[term][0], x[0].term[term][1],
                                x[1].term[term][1]};
 #pragma unroll
-        for (uint32_t four = 0; four < to.kFours; ++four)
+        for (uint32_t four = 0; four < to.kRowQuads; ++four)
           mma_s8_u8(to.sums[four][2 * i + pair], a, to.weights[block][four][mma][0],
                     to.weights[block][four][mma][1]);
       }
@@ -67,14 +67,14 @@ template <class Traits>
 inline void add_float16(const unsigned char* stage, const typename SpreadV<Traits>::Scores& p,
                         Float16Sums<Traits>& to) {
   constexpr DecodePlane kPlane = Traits::kStage.v[0];
-  constexpr uint32_t kEights = Float16Sums<Traits>::kEights;
+  constexpr uint32_t kRowTiles = Float16Sums<Traits>::kRowTiles;
   constexpr bool kLo = Traits::kV == kFormatBf16;  // bf16 weights have a lo part, too
   using Type = Float16Type<Traits::kV>;
   using T = typename Type::type;
-  uint32_t hi[kEights][2], lo[kEights][2];
+  uint32_t hi[kRowTiles][2], lo[kRowTiles][2];
   const float up = kLo ? 1.0f : power_of_two(kProbabilityUp);
 #pragma unroll
-  for (uint32_t i = 0; i < kEights * 2; ++i) {
+  for (uint32_t i = 0; i < kRowTiles * 2; ++i) {
     const float a = p[i / 2][i % 2][0] * up, b = p[i / 2][i % 2][1] * up;
     const uint32_t x = hi[i / 2][i % 2] = pack_two<T>(a, b);
     if constexpr (kLo)
@@ -90,7 +90,7 @@ inline void add_float16(const unsigned char* stage, const typename SpreadV<Trait
     uint32_t a[4];
     ldmatrix_transposed(a, values + ((2 * i + side) ^ swizzle) * 16);
 #pragma unroll
-    for (uint32_t h = 0; h < kEights; ++h) {
+    for (uint32_t h = 0; h < kRowTiles; ++h) {
       if constexpr (kLo) Type::mma(to.sums[h][i], a, lo[h][0], lo[h][1]);
       Type::mma(to.sums[h][i], a, hi[h][0], hi[h][1]);
     }

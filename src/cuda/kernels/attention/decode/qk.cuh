@@ -21,7 +21,7 @@ struct Spread {
 };
 template <class Traits>
 struct Spread<Traits, false> {
-  static constexpr uint32_t kCount = eights(Traits::kRows), kKeys = Traits::kTiles * 2;
+  static constexpr uint32_t kCount = row_tiles(Traits::kRows), kKeys = Traits::kTiles * 2;
   using Scores = float[kCount][Traits::kTiles][2];
   static uint32_t row(uint32_t i) { return 8 * i + threadIdx.x % kWarp / 4; }
   static uint32_t key(uint32_t i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
@@ -40,14 +40,14 @@ inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
                          typename SpreadK<Traits>::Scores& x) {
   using Reader = KeyReader<Traits::kKeySlice, Traits::kK, Traits::kManyRows>;
   using Form = typename Reader::Form;
-  constexpr uint32_t kFours = Traits::kRows / 4, kEach = Traits::kLaneKeys;
+  constexpr uint32_t kRowQuads = Traits::kRows / 4, kLaneKeys = Traits::kLaneKeys;
   constexpr const DecodePlane(&kPlanes)[2] = Traits::kStage.k;
   const unsigned char *const low = stage + offsets.k[0], *const high = stage + offsets.k[1];
-  int32_t c[kFours][kEach / 2][4] = {};
+  int32_t c[kRowQuads][kLaneKeys / 2][4] = {};
 #pragma unroll
   for (uint32_t vector = 0; vector < Reader::kVectors; ++vector) {
 #pragma unroll
-    for (uint32_t two = 0; two < kEach / 2; ++two) {
+    for (uint32_t two = 0; two < kLaneKeys / 2; ++two) {
       typename Reader::Words w[2];
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i)
@@ -58,7 +58,7 @@ inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
         const auto first = Reader::unpack(table, w[0], step);
         const auto second = Reader::unpack(table, w[1], step);
 #pragma unroll
-        for (uint32_t four = 0; four < kFours; ++four) {
+        for (uint32_t four = 0; four < kRowQuads; ++four) {
           uint32_t b[2];
           q.operands.get(four, vector * Reader::kStepsPerVector + step, b);
 #pragma unroll
@@ -72,10 +72,10 @@ inline void score_levels(const LevelTable& table, const Queries<Traits>& q,
     }
   }
 #pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four) {
+  for (uint32_t four = 0; four < kRowQuads; ++four) {
     const ScoreFactors f = q.factors[four];
 #pragma unroll
-    for (uint32_t key = 0; key < kEach; ++key) {
+    for (uint32_t key = 0; key < kLaneKeys; ++key) {
       const int32_t(&sums)[4] = c[four][key / 2];
       // Below 2^30: 256 coordinates, 7 bits of level, 14 of the query.
       const auto sum = static_cast<float>(sums[key % 2 * 2] * 256 + sums[key % 2 * 2 + 1]);
@@ -91,17 +91,17 @@ inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
                         typename SpreadK<Traits>::Scores& x) {
   using Reader = typename LaneOffsets<Traits>::Tiles;
   using Form = typename Reader::Form;
-  constexpr uint32_t kFours = Traits::kRows / 4, kEach = Traits::kLaneKeys;
+  constexpr uint32_t kRowQuads = Traits::kRows / 4, kLaneKeys = Traits::kLaneKeys;
   constexpr uint32_t kBlocks = Reader::kBlocks;
   constexpr DecodePlane kPlane = Traits::kStage.k[0];
   const Reader& reader = offsets.k_tiles;
-  float scales[kBlocks][kEach];
+  float scales[kBlocks][kLaneKeys];
 #pragma unroll
   for (uint32_t block = 0; block < kBlocks; ++block)
     load_scales<Traits, kBlocks>(stage + Traits::kStage.k_scales + offsets.k_scales, block,
                                  scales[block]);
 #pragma unroll
-  for (uint32_t two = 0; two < kEach / 2; ++two) {
+  for (uint32_t two = 0; two < kLaneKeys / 2; ++two) {
     typename Reader::Words w[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -110,14 +110,14 @@ inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
           stage, key / Traits::kAdjacentKeys * 4 * kPlane.tile_pitch + token * kPlane.row_pitch,
           token % 2 != 0);
     }
-    int32_t c[kBlocks][kFours][4] = {};
+    int32_t c[kBlocks][kRowQuads][4] = {};
 #pragma unroll
     for (uint32_t step = 0; step < Reader::kSteps; ++step) {
       const auto first = reader.unpack(table, w[0], step),
                  second = reader.unpack(table, w[1], step);
 #pragma unroll
-      for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
-        const uint32_t block = i / kFours, four = i % kFours;
+      for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i) {
+        const uint32_t block = i / kRowQuads, four = i % kRowQuads;
         if (!Reader::kSlots.used[step][block]) continue;
         uint32_t b[2];
         q.operands.get(four, Reader::slot(step, block), b);
@@ -130,8 +130,8 @@ inline void score_tiles(const LevelTable& table, const Queries<Traits>& q,
       }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocks * kFours * 2; ++i) {
-      const uint32_t block = i / 2 / kFours, four = i / 2 % kFours, key = 2 * two + i % 2;
+    for (uint32_t i = 0; i < kBlocks * kRowQuads * 2; ++i) {
+      const uint32_t block = i / 2 / kRowQuads, four = i / 2 % kRowQuads, key = 2 * two + i % 2;
       const ScoreFactors f = q.factors.get(block, four);
       const int32_t(&sums)[4] = c[block][four];
       const auto sum = static_cast<float>(sums[i % 2 * 2] * 256 + sums[i % 2 * 2 + 1]);
@@ -163,7 +163,7 @@ inline void scale_scores(const Queries<Traits>& q, const unsigned char* stage,
 template <class Traits>
 inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
                           typename SpreadK<Traits>::Scores& s) {
-  constexpr uint32_t kT = Traits::kTiles, kEights = eights(Traits::kRows);
+  constexpr uint32_t kT = Traits::kTiles, kRowTiles = row_tiles(Traits::kRows);
   constexpr DecodePlane kPlane = Traits::kStage.k[0];
   using Type = Float16Type<Traits::kK>;
   const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
@@ -171,10 +171,10 @@ inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
 #pragma unroll
   for (uint32_t span = 0; span < (Traits::kKeySlice + 31) / 32; ++span) {
     const bool whole = (span + 1) * 32 <= Traits::kKeySlice;
-    uint32_t a[2 * kEights][4];
+    uint32_t a[2 * kRowTiles][4];
 #pragma unroll
-    for (uint32_t i = 0; i < (whole ? 2 : 1) * kEights; ++i) {
-      const uint4 x = q.operands[(span * 2 * kEights + i) * kWarp];
+    for (uint32_t i = 0; i < (whole ? 2 : 1) * kRowTiles; ++i) {
+      const uint4 x = q.operands[(span * 2 * kRowTiles + i) * kWarp];
       a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
     }
 #pragma unroll
@@ -185,14 +185,14 @@ inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
       if (!whole) {
         const uint2 x = *reinterpret_cast<const uint2*>(row + span * 64 + j * 8);
         Type::mma(c[t], a[0], x.x, x.y);
-        if constexpr (kEights == 2) Type::mma(d[t], a[1], x.x, x.y);
+        if constexpr (kRowTiles == 2) Type::mma(d[t], a[1], x.x, x.y);
         continue;
       }
       constexpr uint32_t kSwizzle = kPlane.bytes % 128 == 0 ? 64 : 0;
       const uint4 x =
           *reinterpret_cast<const uint4*>(row + ((span * 64 + j * 16) ^ (k % 2 * kSwizzle)));
       Type::mma(c[t], a[0], x.x, x.y);
-      if constexpr (kEights == 1) {
+      if constexpr (kRowTiles == 1) {
         Type::mma(d[t], a[1], x.z, x.w);
       } else {
         Type::mma(d[t], a[1], x.x, x.y);
@@ -205,14 +205,14 @@ inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
   for (uint32_t i = 0; i < kT * 2; ++i) {
     const float(&x)[4] = c[i / 2], (&y)[4] = d[i / 2];
     const uint32_t e = i % 2;
-    float sums[kEights];
-    if constexpr (kEights == 1) {
+    float sums[kRowTiles];
+    if constexpr (kRowTiles == 1) {
       sums[0] = add_lo(x[e] + y[e], x[e + 2] + y[e + 2]);
     } else {
       sums[0] = add_lo(x[e], y[e]), sums[1] = add_lo(x[e + 2], y[e + 2]);
     }
 #pragma unroll
-    for (uint32_t h = 0; h < kEights; ++h)
+    for (uint32_t h = 0; h < kRowTiles; ++h)
       s[h][i / 2][e] = sums[h] * q.factors.of[h].first * q.factors.of[h].second;
   }
 }
@@ -222,7 +222,7 @@ inline void score_float16(const Queries<Traits>& q, const unsigned char* stage,
 template <class Traits>
 struct ScoreExchange {
   using Scores = typename SpreadK<Traits>::Scores;
-  static constexpr uint32_t kEach = sizeof(Scores) / 4;
+  static constexpr uint32_t kLaneFloats = sizeof(Scores) / 4;
   static constexpr uint32_t kSlicesPerBlock = Traits::kWarpsPerKey / Traits::kBlocksK;
   float* region;
   uint32_t buffer;  // counts stages
@@ -234,7 +234,7 @@ struct ScoreExchange {
   void put(const Scores& x) const {
     const uint32_t warp = threadIdx.x / kWarp;
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
+    for (uint32_t i = 0; i < kLaneFloats; ++i)
       of(warp)[i * kWarp] = reinterpret_cast<const float*>(&x)[i];
     sync_named_barrier<Traits::kWarpsPerKey>(warp / Traits::kWarpsPerKey);
   }
@@ -242,7 +242,7 @@ struct ScoreExchange {
   void get(uint32_t first, uint32_t count, Scores& x) const {
     const uint32_t warp = threadIdx.x / kWarp / Traits::kWarpsPerKey * Traits::kWarpsPerKey + first;
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
+    for (uint32_t i = 0; i < kLaneFloats; ++i) {
       float sum = 0;
 #pragma unroll
       for (uint32_t slice = 0; slice < count; ++slice) sum += of(warp + slice)[i * kWarp];
@@ -277,10 +277,10 @@ inline void score(const LevelTable& table, const Queries<Traits>& q, const unsig
         exchange.get(block * exchange.kSlicesPerBlock, exchange.kSlicesPerBlock, of_block);
         scale_scores<Traits>(q, stage, offsets, block, of_block);
 #pragma unroll
-        for (uint32_t i = 0; i < exchange.kEach; ++i) {
+        for (uint32_t i = 0; i < exchange.kLaneFloats; ++i) {
           float& sum = x[i / Traits::kLaneKeys][i % Traits::kLaneKeys];
-          const float more = of_block[i / Traits::kLaneKeys][i % Traits::kLaneKeys];
-          sum = block == 0 ? more : sum + more;
+          const float block_score = of_block[i / Traits::kLaneKeys][i % Traits::kLaneKeys];
+          sum = block == 0 ? block_score : sum + block_score;
         }
       }
     }

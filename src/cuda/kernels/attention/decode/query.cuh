@@ -38,20 +38,20 @@ constexpr uint32_t sign_bits(uint32_t first) {
 }
 
 // Multiplies by the signs of coordinates from kFirst on, and by a factor.
-template <uint32_t kFirst, uint32_t kAt = 0, uint32_t kEach>
-inline void flip_lanes(uint32_t lane, float factor, float (&x)[kEach]) {
+template <uint32_t kFirst, uint32_t kAt = 0, uint32_t kPerLane>
+inline void flip_lanes(uint32_t lane, float factor, float (&x)[kPerLane]) {
   constexpr uint32_t kSigns = sign_bits(kFirst + kAt * kWarp);
   x[kAt] *= (kSigns >> lane & 1u) != 0 ? -factor : factor;
-  if constexpr (kAt + 1 < kEach) flip_lanes<kFirst, kAt + 1>(lane, factor, x);
+  if constexpr (kAt + 1 < kPerLane) flip_lanes<kFirst, kAt + 1>(lane, factor, x);
 }
 
 // A warp rotates 256 coordinates, of a row of kBlocks times as many: the whole row goes in, one
 // block comes out.
-template <uint32_t kBlocks, uint32_t kEach>
-inline void hadamard_block(const float (&x)[kEach], uint32_t block, uint32_t lane,
-                           float (&y)[kEach / kBlocks]) {
+template <uint32_t kBlocks, uint32_t kPerLane>
+inline void hadamard_block(const float (&x)[kPerLane], uint32_t block, uint32_t lane,
+                           float (&y)[kPerLane / kBlocks]) {
   static_assert(kBlocks <= 2);
-  constexpr uint32_t kHalf = kEach / kBlocks;
+  constexpr uint32_t kHalf = kPerLane / kBlocks;
 #pragma unroll
   for (uint32_t i = 0; i < kHalf; ++i) {
     y[i] = x[i];
@@ -66,7 +66,7 @@ struct ScoreFactors {
   float first, second, added;
 };
 // [slice of warps that share keys, or scale block of a warp that has several][row]
-using RowFactors = ScoreFactors[decode_warps_per_key(512)][kDecodeMostRows];
+using RowFactors = ScoreFactors[decode_warps_per_key(512)][kDecodeMaxRows];
 
 // Where lane i finds its coordinates i + 32 c of a row's query.
 inline const uint8_t* query_address(const abi::AttentionParams& p, const DecodeProblem& problem,
@@ -91,24 +91,24 @@ inline void load_query(const uint8_t* from, bool is_f32, QueryBits<Traits>& bits
 
 // Coordinates of a query that share a factor, to integers below 2^14 or floats below 2^15 in the
 // f32 staging buffer.
-template <class Traits, uint32_t kEach>
+template <class Traits, uint32_t kPerLane>
 inline void stage_scaled(const abi::AttentionParams& p, const DecodeProblem& problem,
-                         const float (&x)[kEach], float* row, ScoreFactors& factors) {
+                         const float (&x)[kPerLane], float* row, ScoreFactors& factors) {
   const uint32_t lane = threadIdx.x % kWarp;
-  uint32_t most = 0;  // magnitude as bits: numbers that are not finite have the largest
+  uint32_t max_bits = 0;  // magnitude as bits: numbers that are not finite have the largest
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
+  for (uint32_t i = 0; i < kPerLane; ++i) {
     const uint32_t magnitude = __float_as_uint(x[i]) & 0x7FFFFFFFu;
-    most = magnitude > most ? magnitude : most;
+    max_bits = magnitude > max_bits ? magnitude : max_bits;
   }
-  const float largest = __uint_as_float(__reduce_max_sync(kAll, most));
+  const float largest = __uint_as_float(__reduce_max_sync(kAll, max_bits));
   const bool finite = is_finite(largest);
   // 2^14 for f16's range; bf16 has f32's range, and its dot products with large keys must not leave
   // it.
   const int32_t top = Traits::kLevelsK ? 13 : (Traits::kK == kFormatBf16 ? 0 : 14);
   const int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i)
+  for (uint32_t i = 0; i < kPerLane; ++i)
     row[lane + i * kWarp] = finite ? times_power(x[i], up) : 0.0f;
   if (lane == 0) {
     const float scale =
@@ -124,13 +124,13 @@ inline void stage_blocks(const abi::AttentionParams& p, const DecodeProblem& pro
                          const float (&whole)[kWhole], float* row, uint32_t r,
                          RowFactors& factors) {
   constexpr ScaleBlock kOf = scale_block(Traits::kKeyDim, kBlock);
-  constexpr uint32_t kEach = (kOf.size + kWarp - 1) / kWarp;
-  float x[kEach];
+  constexpr uint32_t kPerLane = (kOf.size + kWarp - 1) / kWarp;
+  float x[kPerLane];
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[kOf.begin / kWarp + i];
+  for (uint32_t i = 0; i < kPerLane; ++i) x[i] = whole[kOf.begin / kWarp + i];
   hadamard_lanes<kOf.size>(threadIdx.x % kWarp, x);
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) x[i] *= inverse_root(kOf.size);
+  for (uint32_t i = 0; i < kPerLane; ++i) x[i] *= inverse_root(kOf.size);
   stage_scaled<Traits>(p, problem, x, row + kOf.begin, factors[kBlock][r]);
   if constexpr (kBlock + 1 < Traits::kBlocksK)
     stage_blocks<Traits, kBlock + 1>(p, problem, whole, row, r, factors);
@@ -142,8 +142,8 @@ inline void stage_query(const abi::AttentionParams& p, const DecodeProblem& prob
                         const QueryBits<Traits>& bits, uint32_t part, float* row, uint32_t r,
                         RowFactors& factors) {
   constexpr uint32_t kParts = Traits::kQueryParts;
-  constexpr uint32_t kWhole = Traits::kQueryDim / kWarp, kEach = kWhole / kParts;
-  float whole[kWhole], x[kEach];
+  constexpr uint32_t kWhole = Traits::kQueryDim / kWarp, kPerLane = kWhole / kParts;
+  float whole[kWhole], x[kPerLane];
 #pragma unroll
   for (uint32_t i = 0; i < kWhole; ++i) whole[i] = as_float(bits[i], p.q_dtype);
   const uint32_t lane = threadIdx.x % kWarp;
@@ -155,10 +155,10 @@ inline void stage_query(const abi::AttentionParams& p, const DecodeProblem& prob
   if constexpr (Traits::kLevelsK) {
     hadamard_block<kParts>(whole, part, lane, x);
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] *= inverse_root(Traits::kKeyDim);
+    for (uint32_t i = 0; i < kPerLane; ++i) x[i] *= inverse_root(Traits::kKeyDim);
   } else {
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[i];
+    for (uint32_t i = 0; i < kPerLane; ++i) x[i] = whole[i];
   }
   stage_scaled<Traits>(p, problem, x, row + part * (Traits::kQueryDim / kParts),
                        factors[part * (Traits::kWarpsPerKey / kParts)][r]);
@@ -253,7 +253,7 @@ inline void write_query_slots(const float* row, uint32_t r, uint2* to, RowFactor
 }
 
 // One lane's words of an A fragment of 16 coordinates: hi in the first two, lo in the others. Two
-// neighbouring steps share a span of 32 coordinates, if there are so many.
+// neighbouring steps share a span of 32 coordinates, if there are 32.
 template <class Traits>
 inline void hi_lo_words(const float* row, uint32_t step, uint32_t j, uint32_t (&words)[4]) {
   using T = typename Float16Type<Traits::kK>::type;
@@ -277,7 +277,7 @@ inline void write_query_rows(const float* staging, uint32_t rows, uint4* to) {
     const uint32_t step = i / kWarp, lane = i % kWarp, g = lane / 4;
     uint32_t a[4], b[4];
     hi_lo_words<Traits>(row(g), step, lane % 4, a);
-    if constexpr (eights(Traits::kRows) == 1) {
+    if constexpr (row_tiles(Traits::kRows) == 1) {
       to[i] = make_uint4(a[0], a[2], a[1], a[3]);
     } else {
       hi_lo_words<Traits>(row(g + 8), step, lane % 4, b);
@@ -296,7 +296,7 @@ inline void write_query_row(const float* row, uint32_t r, uint4* to) {
     const uint32_t step = i / 4, lane = g * 4 + i % 4;
     uint32_t a[4];
     hi_lo_words<Traits>(row, step, i % 4, a);
-    if constexpr (eights(Traits::kRows) == 1) {
+    if constexpr (row_tiles(Traits::kRows) == 1) {
       to[step * kWarp + lane] = make_uint4(a[0], a[2], a[1], a[3]);
     } else {
       auto* const hi = reinterpret_cast<uint32_t*>(to + step * 2 * kWarp + lane) + r / 8;

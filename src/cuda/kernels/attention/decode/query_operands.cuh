@@ -6,37 +6,37 @@ namespace gyre::cuda {
 
 // Score factors of a lane's rows 4 i + j: in registers where there are few, else read from shared
 // memory each time. With several scale blocks, each has a second factor of its own.
-template <uint32_t kFours, uint32_t kBlocks>
+template <uint32_t kRowQuads, uint32_t kBlocks>
 class LevelFactors {
-  static constexpr bool kKept = kFours < 4;
+  static constexpr bool kKept = kRowQuads < 4;
 
  public:
   LevelFactors() = default;
   LevelFactors(const RowFactors& of_slices, uint32_t slice, uint32_t slices)
       : shared_(of_slices[slice] + threadIdx.x % 4) {
 #pragma unroll
-    for (uint32_t i = 0; kKept && i < kFours; ++i) kept_[i] = shared_[4 * i];
+    for (uint32_t i = 0; kKept && i < kRowQuads; ++i) kept_[i] = shared_[4 * i];
 #pragma unroll
-    for (uint32_t i = 0; kBlocks > 1 && i < kBlocks * kFours; ++i)
+    for (uint32_t i = 0; kBlocks > 1 && i < kBlocks * kRowQuads; ++i)
       second_[i] =
-          of_slices[i / kFours * (slices / kBlocks)][i % kFours * 4 + threadIdx.x % 4].second;
+          of_slices[i / kRowQuads * (slices / kBlocks)][i % kRowQuads * 4 + threadIdx.x % 4].second;
   }
   ScoreFactors operator[](uint32_t four) const { return kKept ? kept_[four] : shared_[4 * four]; }
   float second(uint32_t block, uint32_t four) const {
-    return kBlocks > 1 ? second_[block * kFours + four] : (*this)[four].second;
+    return kBlocks > 1 ? second_[block * kRowQuads + four] : (*this)[four].second;
   }
 
  private:
   const ScoreFactors* shared_;
-  ScoreFactors kept_[kKept ? kFours : 1];
-  float second_[kBlocks > 1 ? kBlocks* kFours : 1];
+  ScoreFactors kept_[kKept ? kRowQuads : 1];
+  float second_[kBlocks > 1 ? kBlocks* kRowQuads : 1];
 };
 
 // B fragments of all steps: in registers where there are few, else read from shared memory each
 // time. kSteps are the warp's, of kAllSteps.
-template <uint32_t kFours, uint32_t kSteps, uint32_t kAllSteps>
+template <uint32_t kRowQuads, uint32_t kSteps, uint32_t kAllSteps>
 class QueryColumns {
-  static constexpr bool kKept = kFours * kSteps <= 12;
+  static constexpr bool kKept = kRowQuads * kSteps <= 12;
 
  public:
   QueryColumns() = default;
@@ -44,7 +44,7 @@ class QueryColumns {
       : shared_(shared + slice * kSteps * kWarp + threadIdx.x % kWarp) {
     if constexpr (kKept) {
 #pragma unroll
-      for (uint32_t i = 0; i < kFours * kSteps; ++i) {
+      for (uint32_t i = 0; i < kRowQuads * kSteps; ++i) {
         const uint2 x = shared_[place(i / kSteps, i % kSteps)];
         kept_[i][0] = x.x, kept_[i][1] = x.y;
       }
@@ -64,39 +64,40 @@ class QueryColumns {
     return (four * kAllSteps + step) * kWarp;
   }
   const uint2* shared_;
-  uint32_t kept_[kKept ? kFours * kSteps : 1][2];
+  uint32_t kept_[kKept ? kRowQuads * kSteps : 1][2];
 };
 
 // Score factors of a lane's rows 4 i + j in each of several scale blocks of a warp.
-template <uint32_t kFours, uint32_t kBlocks>
+template <uint32_t kRowQuads, uint32_t kBlocks>
 class BlockFactors {
-  static constexpr bool kKept = kFours * kBlocks < 4;
+  static constexpr bool kKept = kRowQuads * kBlocks < 4;
 
  public:
   BlockFactors() = default;
   explicit BlockFactors(const RowFactors& of_blocks) : shared_(of_blocks[0] + threadIdx.x % 4) {
 #pragma unroll
-    for (uint32_t i = 0; kKept && i < kFours * kBlocks; ++i)
-      kept_[i] = of_blocks[i / kFours][i % kFours * 4 + threadIdx.x % 4];
+    for (uint32_t i = 0; kKept && i < kRowQuads * kBlocks; ++i)
+      kept_[i] = of_blocks[i / kRowQuads][i % kRowQuads * 4 + threadIdx.x % 4];
   }
   ScoreFactors get(uint32_t block, uint32_t four) const {
-    return kKept ? kept_[block * kFours + four] : shared_[block * kDecodeMostRows + 4 * four];
+    return kKept ? kept_[block * kRowQuads + four] : shared_[block * kDecodeMaxRows + 4 * four];
   }
 
  private:
   const ScoreFactors* shared_;
-  ScoreFactors kept_[kKept ? kFours * kBlocks : 1];
+  ScoreFactors kept_[kKept ? kRowQuads * kBlocks : 1];
 };
 
 // Score factors of a lane's rows 8 i + g. Rows that only fill the MMA repeat real ones.
-template <uint32_t kEights>
+template <uint32_t kRowTiles>
 struct Float16Factors {
-  ScoreFactors of[kEights];
+  ScoreFactors of[kRowTiles];
 
   Float16Factors() = default;
   Float16Factors(const ScoreFactors* shared, uint32_t rows) {
 #pragma unroll
-    for (uint32_t i = 0; i < kEights; ++i) of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
+    for (uint32_t i = 0; i < kRowTiles; ++i)
+      of[i] = shared[(8 * i + threadIdx.x % kWarp / 4) % rows];
   }
 };
 
@@ -124,9 +125,9 @@ struct Queries<Traits, true, true> {
 };
 template <class Traits>
 struct Queries<Traits, false, false> {
-  static constexpr uint32_t kOfSlice = Traits::kKeySlice / 16 * eights(Traits::kRows) * kWarp;
+  static constexpr uint32_t kOfSlice = Traits::kKeySlice / 16 * row_tiles(Traits::kRows) * kWarp;
   const uint4* operands;
-  Float16Factors<eights(Traits::kRows)> factors;
+  Float16Factors<row_tiles(Traits::kRows)> factors;
 
   Queries() = default;
   Queries(const unsigned char* shared, const RowFactors& of_slices, uint32_t slice, uint32_t rows)

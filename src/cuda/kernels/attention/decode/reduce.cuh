@@ -12,14 +12,14 @@ struct WarpState {
 
 // Begins the block's shared memory.
 struct BlockState {
-  WarpState of_warp[kDecodeMostWarps][kDecodeMostRows];
-  MaskRow mask[kDecodeMostRows];
+  WarpState of_warp[kDecodeMaxWarps][kDecodeMaxRows];
+  MaskRow mask[kDecodeMaxRows];
   RowFactors factor;
   SharedLevelTable table_k, table_v;
   TransactionBarrier transactions;
-  RowTarget targets[kDecodeMostRows];
-  float2 of_row[kDecodeMostRows];  // {max, sum} of rows that several warps merge
-  bool last[kDecodeMostRows];      // whether this block merges them
+  RowTarget targets[kDecodeMaxRows];
+  float2 of_row[kDecodeMaxRows];  // {max, sum} of rows that several warps merge
+  bool last[kDecodeMaxRows];      // whether this block merges them
 };
 static_assert(sizeof(BlockState) <= kDecodeStateBytes);
 
@@ -29,7 +29,7 @@ inline void write_warp(BlockState& state, float* to, const LaneWeights&,
                        const Float16Sums<Traits>& from) {
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
-  for (uint32_t h = 0; h < from.kEights; ++h) {
+  for (uint32_t h = 0; h < from.kRowTiles; ++h) {
     const FloatRow& r = from.row[h];
     float sum = r.sum + __shfl_xor_sync(kAll, r.sum, 1);
     sum += __shfl_xor_sync(kAll, sum, 2);
@@ -51,6 +51,27 @@ inline float common_scale(const LevelSums<Traits>& from, uint32_t four) {
   }
   return scale;
 }
+// A row's weights, summed over the warp's keys: as floats, and in each scale block as levels.
+template <class Traits>
+struct WarpWeights {
+  static constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
+  float sum;
+  uint32_t levels[kBlocks];
+
+  WarpWeights(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set)
+      : sum(from.row[set].sum) {
+#pragma unroll
+    for (uint32_t block = 0; block < kBlocks; ++block)
+      levels[block] = from.fixed[block][set].weight_sum - lane_weights.surplus;
+#pragma unroll
+    for (int by = 4; by < 32; by *= 2) {
+      sum += __shfl_xor_sync(kAll, sum, by);
+#pragma unroll
+      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
+        levels[block] += __shfl_xor_sync(kAll, levels[block], by);
+    }
+  }
+};
 
 template <class Traits>
 inline void write_warp(BlockState& state, float* to, const LaneWeights& lane_weights,
@@ -58,28 +79,17 @@ inline void write_warp(BlockState& state, float* to, const LaneWeights& lane_wei
   constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
 #pragma unroll
-  for (uint32_t four = 0; four < from.kFours; ++four) {
+  for (uint32_t four = 0; four < from.kRowQuads; ++four) {
     const LevelRow& r = from.row[four];
     const float max = eight_lanes_max(r.max);
-    float sum = r.sum;
-    uint32_t weight_sum[kBlocks];
-#pragma unroll
-    for (uint32_t block = 0; block < kBlocks; ++block)
-      weight_sum[block] = from.fixed[block][four].weight_sum - lane_weights.surplus;
-#pragma unroll
-    for (int by = 4; by < 32; by *= 2) {
-      sum += __shfl_xor_sync(kAll, sum, by);
-#pragma unroll
-      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
-        weight_sum[block] += __shfl_xor_sync(kAll, weight_sum[block], by);
-    }
+    const WarpWeights<Traits> weights(lane_weights, from, four);
     const float scale = common_scale(from, four);
-    if (g == 0) state.of_warp[warp][j + 4 * four] = {max, sum, r.reference, scale};
+    if (g == 0) state.of_warp[warp][j + 4 * four] = {max, weights.sum, r.reference, scale};
     typename WarpSums<Traits>::Levels levels[kBlocks];
 #pragma unroll
     for (uint32_t block = 0; block < kBlocks; ++block) {
       const float of = from.fixed[block][four].scale;
-      levels[block].set(weight_sum[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
+      levels[block].set(weights.levels[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
     }
     WarpSums<Traits>::write(from, four, levels, to + 4 * four * WarpSums<Traits>::kPitch);
   }
@@ -94,32 +104,33 @@ inline RowTarget read_target(const BlockState& state, uint32_t r) {
   return t;
 }
 
-// The block's state of a piece of row r, from the sums of `busy` warps, each kRingBytes behind the
+// The block's state of a chunk of row r, from the sums of `busy` warps, each kRingBytes behind the
 // one before: lane w holds the state of warp w. Warps that share keys have the same probabilities:
 // the first one's count. All sums are loaded at once, those of warps without keys as another's with
 // weight 0.
 template <class Traits>
 inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums, uint32_t busy,
-                                      uint32_t r, uint32_t piece, RowPiece<Traits::kRowDim>& row) {
-  using Piece = RowPiece<Traits::kRowDim>;
+                                      uint32_t r, uint32_t chunk, RowChunk<Traits::kRowDim>& row) {
+  using Chunk = RowChunk<Traits::kRowDim>;
   using Sums = WarpSums<Traits>;
   constexpr uint32_t kSlices = Traits::kWarpsPerKey;
   constexpr uint32_t kLanes = 16;  // the same states in every 16 lanes
-  static_assert(kDecodeMostWarps <= kLanes);
+  static_assert(kDecodeMaxWarps <= kLanes);
   constexpr uint32_t kPitch = Traits::kRingBytes / 4;  // floats from warp to warp
-  const uint32_t lane = threadIdx.x % kLanes, first = piece * Piece::kSize;
-  WarpState mine = {minus_infinity(), 0, minus_infinity(), 1};
-  if (lane < busy) mine = state.of_warp[lane][r];
+  const uint32_t lane = threadIdx.x % kLanes, first = chunk * Chunk::kSize;
+  WarpState lane_state = {minus_infinity(), 0, minus_infinity(), 1};
+  if (lane < busy) lane_state = state.of_warp[lane][r];
   const float* const from =
       sums + first / Traits::kRowSlice * kPitch + r * Sums::kPitch + first % Traits::kRowSlice;
-  constexpr uint32_t kCount = Traits::kMostWarps / kSlices;
-  Piece x[kCount];
+  constexpr uint32_t kCount = Traits::kMaxWarps / kSlices;
+  Chunk x[kCount];
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i)
     x[i] = Sums::read(from + (i * kSlices < busy ? i * kSlices : 0) * kPitch);
   SoftmaxState all = SoftmaxState::none();
-  const SoftmaxState::Factors f = all.template merge_max<kLanes>(mine.max, mine.reference);
-  const float weight = f.part * inverse_scale(mine.scale);
+  const SoftmaxState::Factors f =
+      all.template merge_max<kLanes>(lane_state.max, lane_state.reference);
+  const float weight = f.part * inverse_scale(lane_state.scale);
   float weights[kCount];
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i)
@@ -127,20 +138,20 @@ inline SoftmaxState merge_warp_states(const BlockState& state, const float* sums
         __shfl_sync(kAll, weight, static_cast<int>(i * kSlices + first / Traits::kRowSlice));
   row.clear();
   row.add(x, weights);
-  all.template merge_sum<kLanes>(lane % kSlices == 0 ? mine.sum : 0.0f, f);
+  all.template merge_sum<kLanes>(lane % kSlices == 0 ? lane_state.sum : 0.0f, f);
   return all;
 }
 
 // Merges what the block's warps, the blocks of a cluster and the clusters have of each row. A warp
-// takes pieces of rows.
+// takes chunks of rows.
 template <class Traits>
 class BlockReduce {
   static constexpr uint32_t kDim = Traits::kRowDim, kCluster = Traits::kCluster;
   static constexpr uint32_t kParts = Traits::kRowParts;
   static constexpr uint32_t kAtOnce = kCluster == 1 ? 16 : 8;  // clusters merged at a time
-  using Piece = RowPiece<kDim>;
-  using Vector = typename Piece::Vector;
-  static constexpr uint32_t kPieces = Piece::kPieces, kEach = Piece::kEach;
+  using Chunk = RowChunk<kDim>;
+  using Vector = typename Chunk::Vector;
+  static constexpr uint32_t kChunks = Chunk::kChunks, kPerLane = Chunk::kPerLane;
 
  public:
   // `busy` warps had keys. Their sums lie where their rings begin.
@@ -165,7 +176,7 @@ class BlockReduce {
       return;
     }
     write_partials();
-    if constexpr (kPieces == 1) {
+    if constexpr (kChunks == 1) {
       merge_rows_by_warp();
     } else {
       merge_rows_by_block();
@@ -183,64 +194,64 @@ class BlockReduce {
   uint32_t own_row(uint32_t i) const { return first_ + i * kCluster; }
   RowTarget target(uint32_t i) const { return read_target(state_, own_row(i)); }
 
-  SoftmaxState merge_warps(uint32_t r, uint32_t piece, Piece& row) const {
-    return merge_warp_states<Traits>(state_, sums_, busy_, r, piece, row);
+  SoftmaxState merge_warps(uint32_t r, uint32_t chunk, Chunk& row) const {
+    return merge_warp_states<Traits>(state_, sums_, busy_, r, chunk, row);
   }
 
-  // Stores the block's pieces into the shared memory of the block that writes the row: [block][own
+  // Stores the block's chunks into the shared memory of the block that writes the row: [block][own
   // row][coordinates, max, sum] in its staging buffer.
   void store_to_owners() {
     cluster_wait();
     const uint32_t each = (problem_.rows + kCluster - 1) / kCluster;  // rows of a block
-    for (uint32_t i = warp_; i < problem_.rows * kPieces; i += warps_) {
-      const uint32_t r = i / kPieces, piece = i % kPieces;
-      Piece row;
-      const SoftmaxState state = merge_warps(r, piece, row);
+    for (uint32_t i = warp_; i < problem_.rows * kChunks; i += warps_) {
+      const uint32_t r = i / kChunks, chunk = i % kChunks;
+      Chunk row;
+      const SoftmaxState state = merge_warps(r, chunk, row);
       float* const to = staging_ + (cluster_rank() * each + r / kCluster) * (kDim + 2);
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; e += 2)
-        dsmem_store(make_float2(row.x[e], row.x[e + 1]), to + row.offset(piece) + e,
+      for (uint32_t e = 0; e < kPerLane; e += 2)
+        dsmem_store(make_float2(row.x[e], row.x[e + 1]), to + row.offset(chunk) + e,
                     &state_.transactions, r % kCluster);
-      if (threadIdx.x % kWarp == 0 && piece == 0)
+      if (threadIdx.x % kWarp == 0 && chunk == 0)
         dsmem_store(make_float2(state.max, state.sum), to + kDim, &state_.transactions,
                     r % kCluster);
     }
   }
 
-  // The cluster's state of a piece of own row i: lane b holds the state of block b.
-  SoftmaxState merge_blocks(uint32_t i, uint32_t piece, Piece& row) const {
+  // The cluster's state of a chunk of own row i: lane b holds the state of block b.
+  SoftmaxState merge_blocks(uint32_t i, uint32_t chunk, Chunk& row) const {
     const uint32_t stride = (problem_.rows + kCluster - 1) / kCluster * (kDim + 2);
     wait_for_transactions(&state_.transactions);
     const float* const from = staging_ + i * (kDim + 2);
-    const float2 mine =
+    const float2 lane_state =
         *reinterpret_cast<const float2*>(from + threadIdx.x % kCluster * stride + kDim);
-    Piece x[kCluster];
+    Chunk x[kCluster];
 #pragma unroll
     for (uint32_t b = 0; b < kCluster; ++b) {
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; e += 2) {
+      for (uint32_t e = 0; e < kPerLane; e += 2) {
         const float2 two =
-            *reinterpret_cast<const float2*>(from + b * stride + row.offset(piece) + e);
+            *reinterpret_cast<const float2*>(from + b * stride + row.offset(chunk) + e);
         x[b].x[e] = two.x, x[b].x[e + 1] = two.y;
       }
     }
     SoftmaxState all = SoftmaxState::none();
-    const SoftmaxState::Factors f = all.template merge_max<kCluster>(mine.x, mine.x);
+    const SoftmaxState::Factors f = all.template merge_max<kCluster>(lane_state.x, lane_state.x);
     float weights[kCluster];
 #pragma unroll
     for (uint32_t b = 0; b < kCluster; ++b)
       weights[b] = __shfl_sync(kAll, f.part, static_cast<int>(b));
     row.clear();
     row.add(x, weights);
-    all.template merge_sum<kCluster>(mine.y, f);
+    all.template merge_sum<kCluster>(lane_state.y, f);
     return all;
   }
 
-  SoftmaxState merge_own(uint32_t i, uint32_t piece, Piece& row) const {
+  SoftmaxState merge_own(uint32_t i, uint32_t chunk, Chunk& row) const {
     if constexpr (kCluster > 1) {
-      return merge_blocks(i, piece, row);
+      return merge_blocks(i, chunk, row);
     } else {
-      return merge_warps(own_row(i), piece, row);
+      return merge_warps(own_row(i), chunk, row);
     }
   }
 
@@ -249,11 +260,11 @@ class BlockReduce {
       float x[kDim / kWarp];
       SoftmaxState state;
 #pragma unroll
-      for (uint32_t piece = 0; piece < kPieces; ++piece) {
-        Piece row;
-        state = merge_own(i / kParts, piece, row);
+      for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+        Chunk row;
+        state = merge_own(i / kParts, chunk, row);
 #pragma unroll
-        for (uint32_t e = 0; e < kEach; ++e) x[piece * kEach + e] = row.x[e];
+        for (uint32_t e = 0; e < kPerLane; ++e) x[chunk * kPerLane + e] = row.x[e];
       }
       store_row<Traits>(target(i / kParts), partial, i % kParts, state, x);
     }
@@ -262,13 +273,13 @@ class BlockReduce {
   // This cluster's partial states, to global memory.
   void write_partials() {
     const uint32_t cluster = blockIdx.x / kCluster;
-    for (uint32_t i = warp_; i < count_ * kPieces; i += warps_) {
-      Piece row;
-      const SoftmaxState state = merge_own(i / kPieces, i % kPieces, row);
-      const RowTarget t = target(i / kPieces);
-      float* const to = pointer<float>(t.values) + cluster * kDim + row.offset(i % kPieces);
+    for (uint32_t i = warp_; i < count_ * kChunks; i += warps_) {
+      Chunk row;
+      const SoftmaxState state = merge_own(i / kChunks, i % kChunks, row);
+      const RowTarget t = target(i / kChunks);
+      float* const to = pointer<float>(t.values) + cluster * kDim + row.offset(i % kChunks);
       *reinterpret_cast<Vector*>(to) = row.all;
-      if (threadIdx.x % kWarp == 0 && i % kPieces == 0)
+      if (threadIdx.x % kWarp == 0 && i % kChunks == 0)
         pointer<float2>(t.states)[cluster] = make_float2(state.max, state.sum);
     }
   }
@@ -281,35 +292,35 @@ class BlockReduce {
     return last;
   }
 
-  // What all clusters wrote of a piece: lane c holds the state of cluster c, kAtOnce at a time.
-  SoftmaxState merge_clusters(const RowTarget& t, uint32_t piece, Piece& row) const {
-    constexpr uint32_t kStride = kDim / kEach;  // vectors from cluster to cluster
+  // What all clusters wrote of a chunk: lane c holds the state of cluster c, kAtOnce at a time.
+  SoftmaxState merge_clusters(const RowTarget& t, uint32_t chunk, Chunk& row) const {
+    constexpr uint32_t kStride = kDim / kPerLane;  // vectors from cluster to cluster
     const uint32_t lane = threadIdx.x % kAtOnce;
     const auto* from =
-        reinterpret_cast<const Vector*>(pointer<const float>(t.values) + row.offset(piece));
+        reinterpret_cast<const Vector*>(pointer<const float>(t.values) + row.offset(chunk));
     const auto* const states = pointer<const float2>(t.states);
     SoftmaxState all = SoftmaxState::none();
     row.clear();
     for (uint32_t first = 0; first < clusters_; first += kAtOnce) {
-      Piece x[kAtOnce] = {};
+      Chunk x[kAtOnce] = {};
 #pragma unroll
       for (uint32_t c = 0; c < kAtOnce; ++c)
         if (first + c < clusters_) x[c].all = load_l2(from + c * kStride);
       from += kAtOnce * kStride;
-      float2 mine = make_float2(minus_infinity(), 0.0f);
-      if (first + lane < clusters_) mine = load_l2(states + first + lane);
-      const SoftmaxState::Factors f = all.template merge<kAtOnce>({mine.x, mine.y});
+      float2 lane_state = make_float2(minus_infinity(), 0.0f);
+      if (first + lane < clusters_) lane_state = load_l2(states + first + lane);
+      const SoftmaxState::Factors f = all.template merge<kAtOnce>({lane_state.x, lane_state.y});
       float weights[kAtOnce];
 #pragma unroll
       for (uint32_t c = 0; c < kAtOnce; ++c)
         weights[c] = __shfl_sync(kAll, f.part, static_cast<int>(c));
-      row.scale(f.keep);
+      row.scale(f.rescale);
       row.add(x, weights);
     }
     return all;
   }
 
-  // Rows of one piece: a warp counts its own rows, a lane for each, and merges those it was last to
+  // Rows of one chunk: a warp counts its own rows, a lane for each, and merges those it was last to
   // write. No warp waits for another.
   void merge_rows_by_warp() {
     const uint32_t lane = threadIdx.x % kWarp;
@@ -320,26 +331,26 @@ class BlockReduce {
     __syncwarp();
     for (uint32_t i = warp_; to_merge != 0; i += warps_, to_merge /= 2) {
       if (to_merge % 2 == 0) continue;
-      Piece row;
+      Chunk row;
       const SoftmaxState state = merge_clusters(target(i), 0, row);
       store_row<Traits>(target(i), false, 0, state, row.x);
     }
   }
 
-  // Rows of several pieces: the block counts together, pieces meet in the staging buffer.
+  // Rows of several chunks: the block counts together, chunks meet in the staging buffer.
   void merge_rows_by_block() {
     const uint32_t lane = threadIdx.x % kWarp;
     __syncthreads();
     if (threadIdx.x < count_) state_.last[threadIdx.x] = arrive_last(target(threadIdx.x));
     __syncthreads();
-    for (uint32_t i = warp_; i < count_ * kPieces; i += warps_) {
-      const uint32_t r = i / kPieces;
+    for (uint32_t i = warp_; i < count_ * kChunks; i += warps_) {
+      const uint32_t r = i / kChunks;
       if (!state_.last[r]) continue;
-      Piece row;
-      const SoftmaxState state = merge_clusters(target(r), i % kPieces, row);
+      Chunk row;
+      const SoftmaxState state = merge_clusters(target(r), i % kChunks, row);
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; ++e)
-        staging_[r * kDim + i % kPieces * Piece::kSize + lane + e * kWarp] = row.x[e];
+      for (uint32_t e = 0; e < kPerLane; ++e)
+        staging_[r * kDim + i % kChunks * Chunk::kSize + lane + e * kWarp] = row.x[e];
       if (lane == 0) state_.of_row[r] = make_float2(state.max, state.sum);
     }
     __syncthreads();

@@ -45,39 +45,39 @@ inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& 
 // A row of up to 128 coordinates, or the 128 of a longer one that one warp takes: lane i has
 // coordinates i + 32 c. In buffers that only this kernel reads, a lane's coordinates are adjacent.
 template <uint32_t kDim>
-struct RowPiece {
-  static constexpr uint32_t kSize = kDim < 128 ? kDim : 128, kPieces = kDim / kSize;
-  static constexpr uint32_t kEach = kSize / kWarp;
-  using Vector = typename Choose<kEach == 4, float4, float2>::type;
+struct RowChunk {
+  static constexpr uint32_t kSize = kDim < 128 ? kDim : 128, kChunks = kDim / kSize;
+  static constexpr uint32_t kPerLane = kSize / kWarp;
+  using Vector = typename Choose<kPerLane == 4, float4, float2>::type;
   union {
-    float x[kEach];
+    float x[kPerLane];
     Vector all;
   };
 
-  static uint32_t offset(uint32_t piece) { return piece * kSize + threadIdx.x % kWarp * kEach; }
+  static uint32_t offset(uint32_t chunk) { return chunk * kSize + threadIdx.x % kWarp * kPerLane; }
   void clear() {
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] = 0;
+    for (uint32_t i = 0; i < kPerLane; ++i) x[i] = 0;
   }
   void scale(float factor) {
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) x[i] *= factor;
+    for (uint32_t i = 0; i < kPerLane; ++i) x[i] *= factor;
   }
   template <uint32_t kCount>
-  void add(const RowPiece (&pieces)[kCount], const float (&weights)[kCount]) {
+  void add(const RowChunk (&chunks)[kCount], const float (&weights)[kCount]) {
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; ++e) x[e] = fma_weighted(pieces[i].x[e], weights[i], x[e]);
+      for (uint32_t e = 0; e < kPerLane; ++e) x[e] = fma_weighted(chunks[i].x[e], weights[i], x[e]);
     }
   }
 };
 
 // A warp's sums as floats in shared memory, [row][coordinate of its slice]; over levels in the
-// order in which RowPiece holds them.
+// order in which RowChunk holds them.
 template <class Traits>
 struct WarpSums {
-  using Piece = RowPiece<Traits::kRowDim>;
+  using Chunk = RowChunk<Traits::kRowDim>;
   static constexpr uint32_t kPitch = decode_sums_pitch(Traits::kV, Traits::kRowSlice);
   static constexpr float kUnit = 0x1p-31f;  // of levels' sums: the fixed-point scale has room above
 
@@ -94,8 +94,8 @@ struct WarpSums {
     }
     float whole(const int32_t* two) const {
       using Form = typename Traits::FormV;
-      const uint32_t rest = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
-      const float x = fmaf(static_cast<float>(static_cast<int32_t>(rest)), 256 * kUnit,
+      const uint32_t below = static_cast<uint32_t>(two[0]) * Form::kStep - upper;
+      const float x = fmaf(static_cast<float>(static_cast<int32_t>(below)), 256 * kUnit,
                            fmaf(static_cast<float>(two[1]), Form::kStep * kUnit, -lower));
       return Traits::kWarpBlocksV == 1 ? x : x * factor;
     }
@@ -106,18 +106,18 @@ struct WarpSums {
                     const Levels (&of_block)[Traits::kWarpBlocksV], float* rows) {
     const uint32_t g = threadIdx.x % kWarp / 4, j = threadIdx.x % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < Traits::kRowSlice / Piece::kSize * 4; ++i) {
-      const uint32_t piece = i / 4, e = i % 4;
-      Piece x;  // coordinates 4 g + e of every 32
+    for (uint32_t i = 0; i < Traits::kRowSlice / Chunk::kSize * 4; ++i) {
+      const uint32_t chunk = i / 4, e = i % 4;
+      Chunk x;  // coordinates 4 g + e of every 32
 #pragma unroll
-      for (uint32_t c = 0; c < Piece::kEach; ++c) {
-        const uint32_t span = piece * Piece::kEach + c, at = 2 * span + e / 2;
+      for (uint32_t c = 0; c < Chunk::kPerLane; ++c) {
+        const uint32_t span = chunk * Chunk::kPerLane + c, at = 2 * span + e / 2;
         x.x[c] = 0;
         if (span < from.kSpans)
           x.x[c] = of_block[from.block_of(at)].whole(from.sums[four][at] + e % 2 * 2);
       }
-      *reinterpret_cast<typename Piece::Vector*>(rows + j * kPitch + piece * Piece::kSize +
-                                                 (4 * g + e) * Piece::kEach) = x.all;
+      *reinterpret_cast<typename Chunk::Vector*>(rows + j * kPitch + chunk * Chunk::kSize +
+                                                 (4 * g + e) * Chunk::kPerLane) = x.all;
     }
   }
   // Coordinates of rows 2 j and 2 j + 1.
@@ -130,14 +130,14 @@ struct WarpSums {
     }
   }
 
-  static Piece read(const float* from) {
+  static Chunk read(const float* from) {
     const uint32_t lane = threadIdx.x % kWarp;
-    Piece x;
+    Chunk x;
     if constexpr (Traits::kLevelsV) {
-      x.all = reinterpret_cast<const typename Piece::Vector*>(from)[lane];
+      x.all = reinterpret_cast<const typename Chunk::Vector*>(from)[lane];
     } else {
 #pragma unroll
-      for (uint32_t c = 0; c < Piece::kEach; ++c) x.x[c] = from[lane + c * kWarp];
+      for (uint32_t c = 0; c < Chunk::kPerLane; ++c) x.x[c] = from[lane + c * kWarp];
     }
     return x;
   }
@@ -147,15 +147,15 @@ struct WarpSums {
 template <class Traits, uint32_t kBlock = 0, uint32_t kWhole>
 inline void store_blocks(uint64_t out, uint32_t dtype, float factor, const float (&whole)[kWhole]) {
   constexpr ScaleBlock kOf = scale_block(Traits::kValueDim, kBlock);
-  constexpr uint32_t kEach = (kOf.size + kWarp - 1) / kWarp;
+  constexpr uint32_t kPerLane = (kOf.size + kWarp - 1) / kWarp;
   const uint32_t lane = threadIdx.x % kWarp;
-  float x[kEach];
+  float x[kPerLane];
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) x[i] = whole[kOf.begin / kWarp + i];
+  for (uint32_t i = 0; i < kPerLane; ++i) x[i] = whole[kOf.begin / kWarp + i];
   hadamard_lanes<kOf.size>(lane, x);
   flip_lanes<kOf.begin>(lane, factor * inverse_root(kOf.size), x);
   if (kOf.size >= kWarp || lane < kOf.size)
-    store_floats<kEach, kWarp>(out, dtype, kOf.begin + lane, x);
+    store_floats<kPerLane, kWarp>(out, dtype, kOf.begin + lane, x);
   if constexpr (kBlock + 1 < Traits::kBlocksV)
     store_blocks<Traits, kBlock + 1>(out, dtype, factor, whole);
 }
@@ -165,8 +165,8 @@ template <class Traits, uint32_t kWhole>
 inline void store_part(uint64_t out, uint32_t dtype, float factor, uint32_t part, uint32_t lane,
                        const float (&whole)[kWhole]) {
   constexpr uint32_t kDim = Traits::kValueDim, kParts = Traits::kRowParts;
-  constexpr uint32_t kEach = kDim / kWarp / kParts;
-  float x[kEach];
+  constexpr uint32_t kPerLane = kDim / kWarp / kParts;
+  float x[kPerLane];
   if constexpr (Traits::kLevelsV) {
     hadamard_block<kParts>(whole, part, lane, x);
     factor *= inverse_root(kDim);
@@ -177,24 +177,24 @@ inline void store_part(uint64_t out, uint32_t dtype, float factor, uint32_t part
     }
   } else {
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-      x[i] = factor * (kParts == 1 || part == 0 ? whole[i] : whole[kDim / kWarp - kEach + i]);
+    for (uint32_t i = 0; i < kPerLane; ++i)
+      x[i] = factor * (kParts == 1 || part == 0 ? whole[i] : whole[kDim / kWarp - kPerLane + i]);
   }
-  store_floats<kEach, kWarp>(out, dtype, part * (kDim / kParts) + lane, x);
+  store_floats<kPerLane, kWarp>(out, dtype, part * (kDim / kParts) + lane, x);
 }
 
 // A row of 16-bit values of another dim.
 template <class Traits, uint32_t kWhole>
 inline void store_columns(uint64_t out, uint32_t dtype, float factor, uint32_t lane,
                           const float (&whole)[kWhole]) {
-  constexpr uint32_t kEach = Traits::kValueDim / kWarp, kLeft = Traits::kValueDim % kWarp;
-  float x[kEach], left[1] = {};
+  constexpr uint32_t kPerLane = Traits::kValueDim / kWarp, kLeft = Traits::kValueDim % kWarp;
+  float x[kPerLane], left[1] = {};
 #pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) x[i] = factor * whole[i];
-  store_floats<kEach, kWarp>(out, dtype, lane, x);
+  for (uint32_t i = 0; i < kPerLane; ++i) x[i] = factor * whole[i];
+  store_floats<kPerLane, kWarp>(out, dtype, lane, x);
   if constexpr (kLeft != 0) {
-    left[0] = factor * whole[kEach];
-    if (lane < kLeft) store_floats<1, kWarp>(out, dtype, kEach * kWarp + lane, left);
+    left[0] = factor * whole[kPerLane];
+    if (lane < kLeft) store_floats<1, kWarp>(out, dtype, kPerLane * kWarp + lane, left);
   }
 }
 

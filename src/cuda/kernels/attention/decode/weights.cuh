@@ -68,19 +68,19 @@ struct LevelSums {
     }
   };
   static constexpr BlockTable kBlockTable = BlockTable::make();
-  static constexpr uint32_t kFours = Traits::kRows / 4, kBlocks = Traits::kWarpBlocksV;
+  static constexpr uint32_t kRowQuads = Traits::kRows / 4, kBlocks = Traits::kWarpBlocksV;
   static constexpr uint32_t kSpans = (Traits::kValueSlice + 31) / 32, kSums = 2 * kSpans;
-  LevelRow row[kFours];
-  FixedPoint fixed[kBlocks][kFours];
-  int32_t sums[kFours][kSums][4];
-  uint32_t weights[kBlocks][kFours][Traits::kMmas][2];  // of the stage at hand, as B fragments
+  LevelRow row[kRowQuads];
+  FixedPoint fixed[kBlocks][kRowQuads];
+  int32_t sums[kRowQuads][kSums][4];
+  uint32_t weights[kBlocks][kRowQuads][Traits::kMmas][2];  // of the stage at hand, as B fragments
 
   // The scale block of sums[...][i].
   static uint32_t block_of(uint32_t i) { return kBlockTable.of[i]; }
   static LevelSums none() {
     LevelSums s = {};
 #pragma unroll
-    for (uint32_t i = 0; i < kFours; ++i) {
+    for (uint32_t i = 0; i < kRowQuads; ++i) {
       s.row[i] = LevelRow::none();
 #pragma unroll
       for (uint32_t block = 0; block < kBlocks; ++block) s.fixed[block][i] = FixedPoint::none();
@@ -94,19 +94,19 @@ struct LevelSums {
 template <class Traits>
 inline void rescale_sums(const LaneWeights& lane, uint32_t block, uint32_t four, uint32_t shift,
                          LevelSums<Traits>& to) {
-  constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
+  constexpr uint32_t kMax = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
   uint32_t& weight_sum = to.fixed[block][four].weight_sum;
   auto weights = static_cast<int32_t>(weight_sum - lane.surplus);
 #pragma unroll 1
-  for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+  for (uint32_t left = shift < kMax ? shift : kMax; left != 0;) {
     const uint32_t by = left < kStep ? left : kStep;
-    const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
+    const int32_t half = 1 << (by - 1), mask = (1 << by) - 1;
 #pragma unroll
     for (uint32_t i = 0; i < to.kSums * 2; ++i) {
       if (to.block_of(i / 2) != block) continue;
       int32_t &upper = to.sums[four][i / 2][i % 2 * 2],
               &lower = to.sums[four][i / 2][i % 2 * 2 + 1];
-      lower = (lower + (upper & rest) * 256 + half) >> by;
+      lower = (lower + (upper & mask) * 256 + half) >> by;
       upper >>= by;
     }
     weights = (weights + half) >> by;
@@ -117,17 +117,18 @@ inline void rescale_sums(const LaneWeights& lane, uint32_t block, uint32_t four,
 
 // Scores and scales of V to weights, whatever they are: references and fixed-point scales are
 // adapted. Sums of a block and row must then be shifted right by `shift`.
-template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
-inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
-                      const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
-                      uint32_t (&w)[kBlocks][kFours][kKeys], uint32_t (&shift)[kBlocks][kFours]) {
-  float largest[kFours], weights[kBlocks][kFours][kKeys], most[kBlocks * kFours];
-  bool known[kBlocks][kFours];
+template <class Traits, uint32_t kBlocks, uint32_t kRowQuads, uint32_t kKeys>
+inline void softmax_weights_any(const LaneWeights& lane, const float (&x)[kRowQuads][kKeys],
+                                const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                                uint32_t (&w)[kBlocks][kRowQuads][kKeys],
+                                uint32_t (&shift)[kBlocks][kRowQuads]) {
+  float largest[kRowQuads], weights[kBlocks][kRowQuads][kKeys], max_weight[kBlocks * kRowQuads];
+  bool known[kBlocks][kRowQuads];
 #pragma unroll
-  for (uint32_t i = 0; i < kFours; ++i) largest[i] = max_of(x[i]);
+  for (uint32_t i = 0; i < kRowQuads; ++i) largest[i] = max_of(x[i]);
   eight_lanes_max(largest);
 #pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four) {
+  for (uint32_t four = 0; four < kRowQuads; ++four) {
     LevelRow& r = to.row[four];
     uint32_t rise = 0;
     if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
@@ -139,7 +140,7 @@ inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
 #pragma unroll
     for (uint32_t block = 0; block < kBlocks; ++block) {
       shift[block][four] = rise;
-      most[block * kFours + four] = 0;
+      max_weight[block * kRowQuads + four] = 0;
       known[block][four] = true;
     }
 #pragma unroll
@@ -150,21 +151,21 @@ inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
       for (uint32_t block = 0; block < kBlocks; ++block) {
         // The scale of a slot without a key may be NaN, or never written.
         const float weight = p == 0 ? 0.0f : p * scales[block][i];
-        float& of = most[block * kFours + four];
+        float& of = max_weight[block * kRowQuads + four];
         weights[block][four][i] = weight;
         of = fmaxf(of, weight);
         known[block][four] = known[block][four] && !is_nan(weight);
       }
     }
   }
-  eight_lanes_max(most);
+  eight_lanes_max(max_weight);
 #pragma unroll
-  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
-    const uint32_t block = i / kFours, four = i % kFours;
+  for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i) {
+    const uint32_t block = i / kRowQuads, four = i % kRowQuads;
     FixedPoint& of = to.fixed[block][four];
-    shift[block][four] = rescale_weights(of, most[i], shift[block][four]);
-    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
-    if ((__ballot_sync(kAll, !known[block][four]) & mine) != 0)
+    shift[block][four] = rescale_weights(of, max_weight[i], shift[block][four]);
+    const uint32_t row_lanes = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, !known[block][four]) & row_lanes) != 0)
       of.scale = __uint_as_float(0x7FC00000u);
 #pragma unroll
     for (uint32_t key = 0; key < kKeys; ++key) {
@@ -175,33 +176,33 @@ inline void weigh_any(const LaneWeights& lane, const float (&x)[kFours][kKeys],
   }
 }
 
-// weigh_any, and what it asks for.
-template <class Traits, uint32_t kBlocks, uint32_t kFours, uint32_t kKeys>
-inline void weigh_unusual(const LaneWeights& lane, const float (&x)[kFours][kKeys],
-                          const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
-                          uint32_t (&w)[kBlocks][kFours][kKeys]) {
-  uint32_t shift[kBlocks][kFours];
-  bool held[kFours], any = false;  // which rows have sums; whether some must be rescaled
+// softmax_weights_any, and what it asks for.
+template <class Traits, uint32_t kBlocks, uint32_t kRowQuads, uint32_t kKeys>
+inline void softmax_weights_rescaled(const LaneWeights& lane, const float (&x)[kRowQuads][kKeys],
+                                     const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                                     uint32_t (&w)[kBlocks][kRowQuads][kKeys]) {
+  uint32_t shift[kBlocks][kRowQuads];
+  bool held[kRowQuads], any = false;  // which rows have sums; whether some must be rescaled
 #pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four) held[four] = to.row[four].sum != 0;
-  weigh_any(lane, x, scales, to, w, shift);
+  for (uint32_t four = 0; four < kRowQuads; ++four) held[four] = to.row[four].sum != 0;
+  softmax_weights_any(lane, x, scales, to, w, shift);
 #pragma unroll
-  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
-    any = any || (shift[i / kFours][i % kFours] != 0 && held[i % kFours]);
+  for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i)
+    any = any || (shift[i / kRowQuads][i % kRowQuads] != 0 && held[i % kRowQuads]);
   if (__any_sync(kAll, any) == 0) return;
 #pragma unroll
-  for (uint32_t i = 0; i < kBlocks * kFours; ++i)
-    rescale_sums(lane, i / kFours, i % kFours, shift[i / kFours][i % kFours], to);
+  for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i)
+    rescale_sums(lane, i / kRowQuads, i % kRowQuads, shift[i / kRowQuads][i % kRowQuads], to);
 }
 
 // Scores in base 2 become weights. `first_block` is that of the warp's coordinates. `masked`: some
 // slots may have no key. What their scales happen to be must not show, not even as another way to
 // the same weights.
 template <class Traits>
-inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
-                         const unsigned char* scales_at, uint32_t first_block, bool masked,
-                         LevelSums<Traits>& to) {
-  constexpr uint32_t kKeys = Traits::kLaneKeys, kFours = Traits::kRows / 4;
+inline void softmax_weights_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scores& x,
+                                   const unsigned char* scales_at, uint32_t first_block,
+                                   bool masked, LevelSums<Traits>& to) {
+  constexpr uint32_t kKeys = Traits::kLaneKeys, kRowQuads = Traits::kRows / 4;
   constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
   float scales[kBlocks][kKeys];
 #pragma unroll
@@ -211,27 +212,27 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
   if (Traits::kCluster == kDecodePages && masked) {
 #pragma unroll
     for (uint32_t i = 0; i < kKeys; ++i) {
-      float most = x[0][i];
+      float max_score = x[0][i];
 #pragma unroll
-      for (uint32_t four = 1; four < kFours; ++four) most = fmaxf(most, x[four][i]);
+      for (uint32_t four = 1; four < kRowQuads; ++four) max_score = fmaxf(max_score, x[four][i]);
 #pragma unroll
       for (uint32_t block = 0; block < kBlocks; ++block)
-        if (most == minus_infinity()) scales[block][i] = 0;
+        if (max_score == minus_infinity()) scales[block][i] = 0;
     }
   }
-  uint32_t w[kBlocks][kFours][kKeys], all = 0;
-  float sum[kFours];
+  uint32_t w[kBlocks][kRowQuads][kKeys], all = 0;
+  float sum[kRowQuads];
   bool usual = true;
 #pragma unroll
-  for (uint32_t four = 0; four < kFours; ++four) {
+  for (uint32_t four = 0; four < kRowQuads; ++four) {
     LevelRow& r = to.row[four];
     r.max = fmaxf(r.max, max_of(x[four]));
-    float p[kKeys], more = 0;
+    float p[kKeys], stage_sum = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kKeys; ++i) p[i] = exp2_fast(x[four][i] - r.reference);
 #pragma unroll
-    for (uint32_t i = 0; i < kKeys; i += 2) more += p[i] + p[i + 1];
-    sum[four] = r.sum + more;
+    for (uint32_t i = 0; i < kKeys; i += 2) stage_sum += p[i] + p[i + 1];
+    sum[four] = r.sum + stage_sum;
     usual = usual && sum[four] < 0x1p64f;
 #pragma unroll
     for (uint32_t i = 0; i < kBlocks * kKeys; ++i) {
@@ -242,14 +243,14 @@ inline void weigh_levels(const LaneWeights& lane, typename SpreadV<Traits>::Scor
     }
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
-    weigh_unusual(lane, x, scales, to, w);
+    softmax_weights_rescaled(lane, x, scales, to, w);
   } else {
 #pragma unroll
-    for (uint32_t four = 0; four < kFours; ++four) to.row[four].sum = sum[four];
+    for (uint32_t four = 0; four < kRowQuads; ++four) to.row[four].sum = sum[four];
   }
 #pragma unroll
-  for (uint32_t i = 0; i < kBlocks * kFours; ++i) {
-    const uint32_t block = i / kFours, four = i % kFours;
+  for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i) {
+    const uint32_t block = i / kRowQuads, four = i % kRowQuads;
     if constexpr (Traits::FormV::kBias != 0) {
 #pragma unroll
       for (uint32_t key = 0; key < kKeys; ++key)
@@ -278,8 +279,8 @@ inline void check_sums(const LaneWeights& lane, uint32_t four, LevelSums<Traits>
       const int32_t x = to.sums[four][i / 4][i % 4];
       all |= static_cast<uint32_t>(x < 0 ? -x : x);
     }
-    const uint32_t mine = 0x11111111u << threadIdx.x % 4;
-    if ((__ballot_sync(kAll, all >= 1u << 29) & mine) == 0) continue;
+    const uint32_t row_lanes = 0x11111111u << threadIdx.x % 4;
+    if ((__ballot_sync(kAll, all >= 1u << 29) & row_lanes) == 0) continue;
     to.fixed[block][four].scale *= 0.5f;
     rescale_sums(lane, block, four, 1, to);
   }
@@ -295,14 +296,14 @@ struct FloatRow {
 // sums[eight][i]: coordinates 16 i + g and + 8, of rows 8 eight + 2 j and + 1.
 template <class Traits>
 struct Float16Sums {
-  static constexpr uint32_t kEights = eights(Traits::kRows);
-  FloatRow row[kEights];
-  float sums[kEights][Traits::kValueSlice / 16][4];
+  static constexpr uint32_t kRowTiles = row_tiles(Traits::kRows);
+  FloatRow row[kRowTiles];
+  float sums[kRowTiles][Traits::kValueSlice / 16][4];
 
   static Float16Sums none() {
     Float16Sums s = {};
 #pragma unroll
-    for (uint32_t i = 0; i < kEights; ++i) s.row[i] = FloatRow::none();
+    for (uint32_t i = 0; i < kRowTiles; ++i) s.row[i] = FloatRow::none();
     return s;
   }
 };
@@ -321,7 +322,7 @@ inline float2 transpose_rows(float of_row) {
 // Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the
 // largest logit, so that sums of large bf16 values do not overflow.
 template <int32_t kHeadroom, uint32_t kT, uint32_t kColumns>
-inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
+inline void softmax_weights_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumns][4]) {
   float max = fmaxf(x[0][0], x[0][1]);
 #pragma unroll
   for (uint32_t t = 1; t < kT; ++t) max = fmaxf(max, fmaxf(x[t][0], x[t][1]));
@@ -329,10 +330,10 @@ inline void weigh_float16(float (&x)[kT][2], FloatRow& row, float (&acc)[kColumn
   // The difference is exact where a sum would be rounded.
   if (__any_sync(kAll, row.max - row.reference > kFarAbove - kHeadroom) != 0) {
     const float to = ceilf(fmaxf(row.max, kLowest)) + kHeadroom;
-    const float keep = exp2_fast(row.reference - to);
+    const float rescale = exp2_fast(row.reference - to);
     row.reference = to;
-    row.sum *= keep;
-    const float2 of = transpose_rows(keep);
+    row.sum *= rescale;
+    const float2 of = transpose_rows(rescale);
 #pragma unroll
     for (uint32_t i = 0; i < kColumns * 4; ++i) acc[i / 4][i % 4] *= i % 2 == 0 ? of.x : of.y;
   }

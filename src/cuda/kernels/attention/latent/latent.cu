@@ -1,7 +1,7 @@
 // Latent attention: all query heads share one row of a latent and a rotary part per token; the
-// latent is K's first part and V. Three kernels: queries and the list of work, rows over pieces of
-// keys, and pieces to outputs. Bytes moved: every key once for each 64 rows, and the states of the
-// pieces.
+// latent is K's first part and V. Three kernels: queries and the list of work, rows over splits of
+// keys, and splits to outputs. Bytes moved: every key once for each 64 rows, and the states of the
+// splits.
 #include "cuda/kernels/attention/latent/produce.cuh"
 #include "cuda/kernels/attention/latent/reduce.cuh"
 #include "cuda/kernels/attention/latent/scores.cuh"
@@ -52,10 +52,10 @@ inline void init_latent_barriers(LatentState& state) {
 }
 
 // The sums of the values need most registers. What a block has is fixed when it starts.
-template <uint32_t kRegisters, bool kMore>
+template <uint32_t kRegisters, bool kGrow>
 inline void set_registers() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (kMore) {
+  if constexpr (kGrow) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kLatentThreads)
   const LatentScratch scratch = latent_scratch(p);
   const uint32_t tiles = pointer<const LatentCounts>(args.at[arg_partial])->tiles;
   const auto* const list = pointer<const LatentTile>(args.at[arg_partial] + scratch.tiles);
-  // Several warps to a row that was cut into many pieces.
+  // Several warps to a row that was cut into many splits.
   const uint32_t together = p.splits >= 64 ? kLatentWarps : (p.splits >= 16 ? 4 : 1);
   const uint32_t rows = kLatentWarps / together;
   LatentReducer<T> reducer(p, args, scratch, together);

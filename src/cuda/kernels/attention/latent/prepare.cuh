@@ -31,9 +31,10 @@ inline void prepare_row(const abi::AttentionParams& p, const Args& args,
   const uint32_t a = latent.largest_bits(), b = rotary.largest_bits();
   const float largest = __uint_as_float(__reduce_max_sync(kAll, a > b ? a : b));
   const bool finite = is_finite(largest);
-  constexpr int32_t kTop = T::kBf16K ? -16 : 14, kMostUp = 100;  // the factor stays a normal number
-  int32_t up = largest == 0 || !finite ? 0 : kTop - exponent_of(largest);
-  if (up > kMostUp) up = kMostUp;
+  constexpr int32_t kExponentBound = T::kBf16K ? -16 : 14,
+                    kMaxUp = 100;  // the factor stays a normal number
+  int32_t up = largest == 0 || !finite ? 0 : kExponentBound - exponent_of(largest);
+  if (up > kMaxUp) up = kMaxUp;
   const float logits = p.soft_cap > 0 ? p.scale : p.scale * kLog2E;
   const float factor = fabsf(logits) * power_of_two(-up);
   const float sign = factor == 0 || !finite ? 0.0f : (logits < 0 ? -1.0f : 1.0f);
@@ -102,7 +103,7 @@ inline LatentSequence latent_sequence(abi::AttentionParams p, const Args& args, 
 // A tile of rows and its work items. A warp.
 inline void list_tile(const abi::AttentionParams& p, const Args& args, const LatentScratch& scratch,
                       const LatentSequence& of, uint32_t nth, uint64_t tile, uint32_t* works) {
-  if (tile >= scratch.most_tiles) return;  // sequences that claim the same rows
+  if (tile >= scratch.max_tiles) return;  // sequences that claim the same rows
   LatentWork work = of.work;
   const auto heads = static_cast<uint32_t>(p.heads);
   work.first_row = nth * kLatentRows;
@@ -117,15 +118,15 @@ inline void list_tile(const abi::AttentionParams& p, const Args& args, const Lat
   uint32_t first = 0, count = 0;
   if (of.valid && end > begin) {
     const auto keys =
-        static_cast<int64_t>(latent_piece_keys(p, static_cast<uint64_t>(work.length), of.cut));
+        static_cast<int64_t>(latent_split_keys(p, static_cast<uint64_t>(work.length), of.cut));
     first = static_cast<uint32_t>(begin / keys);
     count = static_cast<uint32_t>((end - 1) / keys) - first + 1;
     uint32_t at = threadIdx.x % kWarp == 0 ? atomicAdd(works, count) : 0;
     at = __shfl_sync(kAll, at, 0);
     auto* const to = pointer<LatentWork>(args.at[arg_partial] + scratch.works);
-    for (uint32_t i = threadIdx.x % kWarp; i < count && at + i < scratch.most_works; i += kWarp) {
+    for (uint32_t i = threadIdx.x % kWarp; i < count && at + i < scratch.max_works; i += kWarp) {
       const int64_t from = (first + i) * keys, until = from + keys;
-      work.rows_piece = rows | i << 16;
+      work.rows_split = rows | i << 16;
       work.begin = static_cast<int32_t>(from > begin ? from : begin);
       work.end = static_cast<int32_t>(until < end ? until : end);
       to[at + i] = work;
@@ -148,12 +149,12 @@ inline void list_work(const abi::AttentionParams& p, const Args& args,
   uint64_t tiles = 0;
   for (uint64_t base = 0; base < sequences; base += kLatentThreads) {
     const uint64_t index = base + threadIdx.x;
-    uint64_t mine = 0, all = 0;
+    uint64_t own = 0, all = 0;
     if (index < sequences) {
       const uint64_t rows = latent_sequence(p, args, index).work.tokens * p.heads;
-      mine = (rows + kLatentRows - 1) / kLatentRows;
+      own = (rows + kLatentRows - 1) / kLatentRows;
     }
-    before[threadIdx.x] = static_cast<uint32_t>(scan_block(mine, of_warps, all));
+    before[threadIdx.x] = static_cast<uint32_t>(scan_block(own, of_warps, all));
     __syncthreads();
     for (uint32_t t = threadIdx.x / kWarp; t < all; t += kLatentWarps) {
       uint32_t low = 0;  // the last sequence that begins at t or before
@@ -168,8 +169,8 @@ inline void list_work(const abi::AttentionParams& p, const Args& args,
   if (threadIdx.x != 0) return;
   auto* const counts = pointer<LatentCounts>(args.at[arg_partial]);
   const auto least = [](uint64_t a, uint64_t b) { return static_cast<uint32_t>(a < b ? a : b); };
-  counts->works = least(works, scratch.most_works);
-  counts->tiles = least(tiles, scratch.most_tiles);
+  counts->works = least(works, scratch.max_works);
+  counts->tiles = least(tiles, scratch.max_tiles);
 }
 
 }  // namespace gyre::cuda

@@ -22,7 +22,7 @@ class LatentProducer : StageKeys<T> {
     this->start(work, item);
     const uint32_t stages = walk_.template stages<T::kKeys>();
     wait_for_phase(&state_.done[item % 2], item / 2 % 2 ^ 1);
-    if (thread() == 0) state_.bad[item % 2] = 0;
+    if (thread() == 0) state_.invalid[item % 2] = 0;
     sync();
     LaneTile now = this->find_stage_tile(0), next = this->find_stage_tile(1);
     Scales scales = this->load_scales(now);

@@ -1,6 +1,6 @@
 #pragma once
-// Latent attention, the last of three kernels: the states of a row's pieces to its output, rotated
-// back. Pieces are added in an order that only their number decides.
+// Latent attention, the last of three kernels: the states of a row's splits to its output, rotated
+// back. Splits are added in an order that only their number decides.
 #include "cuda/kernels/attention/latent/prepare.cuh"
 
 namespace gyre::cuda {
@@ -26,7 +26,7 @@ class LatentReducer {
                    row = token * p_.heads + head;
     SoftmaxState state = SoftmaxState::none();
     float4 x[kChunks] = {};
-    add_pieces(row, real ? tile.pieces : 0, state, x);
+    add_splits(row, real ? tile.splits : 0, state, x);
 #pragma unroll
     for (uint32_t c = 0; c < kChunks; ++c) sums[warp][c * kWarp + lane] = x[c];
     __syncthreads();
@@ -41,50 +41,50 @@ class LatentReducer {
     if (real && warp % together_ == 0) {
       if (tile.rows >> 31 != 0) state.sum = __uint_as_float(0x7FC00000u);
       finish(token, head, state,
-             p_.partial == abi::kAttentionStates ? largest(row, tile.pieces) : 0, of_row);
+             p_.partial == abi::kAttentionStates ? largest(row, tile.splits) : 0, of_row);
     }
     __syncthreads();
   }
 
  private:
-  const float* place(uint64_t row, uint32_t piece) const {
-    return latent_row_state(p_, args_, scratch_, row, piece);
+  const float* place(uint64_t row, uint32_t split) const {
+    return latent_row_state(p_, args_, scratch_, row, split);
   }
-  SoftmaxState piece_state(uint64_t row, uint32_t piece) const {
-    const auto at = *reinterpret_cast<const float2*>(place(row, piece) + T::kLatentDim);
+  SoftmaxState split_state(uint64_t row, uint32_t split) const {
+    const auto at = *reinterpret_cast<const float2*>(place(row, split) + T::kLatentDim);
     return at.y == 0 ? SoftmaxState::none() : SoftmaxState{at.x, at.y};
   }
-  float largest(uint64_t row, uint32_t pieces) const {
-    float most = minus_infinity();
-    for (uint32_t piece = threadIdx.x % kWarp; piece < pieces; piece += kWarp)
-      most = fmaxf(most, place(row, piece)[T::kLatentDim + 2]);
-    return warp_max(most);
+  float largest(uint64_t row, uint32_t splits) const {
+    float max_logit = minus_infinity();
+    for (uint32_t split = threadIdx.x % kWarp; split < splits; split += kWarp)
+      max_logit = fmaxf(max_logit, place(row, split)[T::kLatentDim + 2]);
+    return warp_max(max_logit);
   }
-  // The state of all pieces, in base 2, by each warp of the row for itself; and the values of every
+  // The state of all splits, in base 2, by each warp of the row for itself; and the values of every
   // so many-th.
-  void add_pieces(uint64_t row, uint32_t pieces, SoftmaxState& all, float4 (&x)[kChunks]) const {
-    constexpr uint32_t kOfLane = kLatentMostPieces / kWarp;
+  void add_splits(uint64_t row, uint32_t splits, SoftmaxState& all, float4 (&x)[kChunks]) const {
+    constexpr uint32_t kOfLane = kLatentMaxSplits / kWarp;
     const uint32_t lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp % together_;
     SoftmaxState of[kOfLane];
 #pragma unroll
     for (uint32_t i = 0; i < kOfLane; ++i) {
-      const uint32_t piece = i * kWarp + lane;
-      of[i] = piece < pieces ? piece_state(row, piece) : SoftmaxState::none();
+      const uint32_t split = i * kWarp + lane;
+      of[i] = split < splits ? split_state(row, split) : SoftmaxState::none();
     }
 #pragma unroll
     for (uint32_t i = 0; i < kOfLane; ++i)
-      if (i * kWarp < pieces) all.merge<kWarp>(of[i]);
+      if (i * kWarp < splits) all.merge<kWarp>(of[i]);
     const float to = SoftmaxState::reference(all.max);
 #pragma unroll
     for (uint32_t i = 0; i < kOfLane; ++i) {
-      const float weight = exp2_fast(of[i].max - to);  // of the lane's piece
+      const float weight = exp2_fast(of[i].max - to);  // of the lane's split
 #pragma unroll 4
-      for (uint32_t piece = i * kWarp + first; piece < pieces && piece < (i + 1) * kWarp;
-           piece += together_)
-        add_piece(place(row, piece), __shfl_sync(kAll, weight, static_cast<int>(piece % kWarp)), x);
+      for (uint32_t split = i * kWarp + first; split < splits && split < (i + 1) * kWarp;
+           split += together_)
+        add_split(place(row, split), __shfl_sync(kAll, weight, static_cast<int>(split % kWarp)), x);
     }
   }
-  static void add_piece(const float* from, float weight, float4 (&x)[kChunks]) {
+  static void add_split(const float* from, float weight, float4 (&x)[kChunks]) {
 #pragma unroll
     for (uint32_t c = 0; c < kChunks; ++c) {
       const float4 y = reinterpret_cast<const float4*>(from)[c * kWarp + threadIdx.x % kWarp];
@@ -96,7 +96,8 @@ class LatentReducer {
   }
 
   // `sums`: the row's columns.
-  void finish(uint64_t token, uint64_t head, SoftmaxState state, float most, float* sums) const {
+  void finish(uint64_t token, uint64_t head, SoftmaxState state, float max_logit,
+              float* sums) const {
     WarpRow<T::kLatentDim> row;
 #pragma unroll
     for (uint32_t i = 0; i < row.kCount; ++i) row.x[i] = sums[row.place(i)];
@@ -111,14 +112,14 @@ class LatentReducer {
     if constexpr (T::kLevelsK) row.transform(), row.flip_signs();
     if (p_.partial == abi::kAttentionStates) {
       // Relative to the largest logit, as states are.
-      const float keep = exp2_fast(state.max - SoftmaxState::reference(most));
+      const float rescale = exp2_fast(state.max - SoftmaxState::reference(max_logit));
       float* const to =
           pointer<float>(args_.at[arg_out]) + (token * p_.heads + head) * (T::kLatentDim + 2);
 #pragma unroll
-      for (uint32_t i = 0; i < row.kCount; ++i) to[row.place(i)] = row.x[i] * keep;
+      for (uint32_t i = 0; i < row.kCount; ++i) to[row.place(i)] = row.x[i] * rescale;
       if (threadIdx.x % kWarp == 0) {
-        to[T::kLatentDim] = most == minus_infinity() ? most : most * kLn2;
-        to[T::kLatentDim + 1] = state.sum * keep;
+        to[T::kLatentDim] = max_logit == minus_infinity() ? max_logit : max_logit * kLn2;
+        to[T::kLatentDim + 1] = state.sum * rescale;
       }
       return;
     }

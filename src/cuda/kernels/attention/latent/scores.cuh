@@ -8,7 +8,7 @@ namespace gyre::cuda {
 // Weights end below 2 to the first, and may end above it by 2 to the second. Small ones would be
 // subnormal in f16; large ones, times values of bf16, would leave the range of f32.
 template <class T>
-constexpr float kLatentWeightTop = T::kBf16K ? -40.0f : 8.0f;
+constexpr float kLatentWeightExponent = T::kBf16K ? -40.0f : 8.0f;
 template <class T>
 constexpr float kLatentWeightLag = T::kBf16K ? 20.0f : 7.0f;
 
@@ -34,16 +34,16 @@ class LatentScores {
       if constexpr (T::kCopied) fence_operands();
       begin_scores<T>(dynamic_shared() + T::kLayout.q, latent_slot<T>(slot), s);
       wait_for_product(s);
-      float keep[2];
-      weigh(slot, s, keep);
-      hand_over(s, keep);
+      float rescale[2];
+      softmax_weights(slot, s, rescale);
+      hand_over(s, rescale);
     }
     finish(work, item);
   }
 
  private:
   struct Row {
-    float factor, most, reference, sum;
+    float factor, max, reference, sum;
     int32_t begin;   // the first key that it sees
     uint32_t count;  // and how many, counted from the walk's first
     int32_t position;
@@ -85,7 +85,7 @@ class LatentScores {
                        : __uint_as_float(load_bits(args_.at[arg_partial] + scratch_.factors +
                                                        row_of_q(work, row - work.first_row) * 4,
                                                    0, true));
-      r.most = r.reference = minus_infinity();
+      r.max = r.reference = minus_infinity();
       r.sum = 0;
       r.begin = static_cast<int32_t>(b.begin) - walk.first_key;
       r.count = real ? static_cast<uint32_t>(b.end - b.begin) : 0;
@@ -96,27 +96,29 @@ class LatentScores {
               : __uint_as_float(load_bits(args_.at[arg_alibi_slopes], row - token * heads, true)) *
                     kLog2E;
     }
-    top_ = 0;
+    unit_exponent_ = 0;
   }
 
-  // Scores become weights relative to a reference, times the keys' units; `keep` is the factor of
-  // what was there.
-  void weigh(uint32_t slot, float (&s)[T::kKeyTiles][4], float (&keep)[2]) {
+  // Scores become weights relative to a reference, times the keys' units; `rescale` is the factor
+  // of what was there.
+  void softmax_weights(uint32_t slot, float (&s)[T::kKeyTiles][4], float (&rescale)[2]) {
     const uint32_t j = threadIdx.x % 4;
     const auto* const numbers = reinterpret_cast<const int2*>(state_.numbers[slot]) + j;
     const auto* const units = reinterpret_cast<const float2*>(state_.units[slot]) + j;
     const bool has_units = (state_.has_units[slot][0] | state_.has_units[slot][T::kKeys / 64]) != 0;
     if (__builtin_expect(has_units, 0)) {
-      float top = top_;
+      float unit_exponent = unit_exponent_;
 #pragma unroll
       for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
         const float2 unit = units[t * 4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? unit.x : unit.y;
-        if (is_finite(unit.x)) top = fmaxf(top, static_cast<float>(exponent_of(unit.x)));
-        if (is_finite(unit.y)) top = fmaxf(top, static_cast<float>(exponent_of(unit.y)));
+        if (is_finite(unit.x))
+          unit_exponent = fmaxf(unit_exponent, static_cast<float>(exponent_of(unit.x)));
+        if (is_finite(unit.y))
+          unit_exponent = fmaxf(unit_exponent, static_cast<float>(exponent_of(unit.y)));
       }
-      top_ = warp_max<4>(top);
+      unit_exponent_ = warp_max<4>(unit_exponent);
     }
     if (__builtin_expect(soft_, 0)) cap(numbers, s);
 #pragma unroll
@@ -134,20 +136,21 @@ class LatentScores {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       Row& r = rows_[i];
-      float most = r.most;
+      float max = r.max;
 #pragma unroll
       for (uint32_t t = 0; t < T::kKeyTiles; ++t)
-        most = fmaxf(most, fmaxf(s[t][2 * i], s[t][2 * i + 1]));
-      r.most = warp_max<4>(most);
+        max = fmaxf(max, fmaxf(s[t][2 * i], s[t][2 * i + 1]));
+      r.max = warp_max<4>(max);
       factor[i] = soft_ ? 1.0f : r.factor;
-      float top = r.most == minus_infinity() ? minus_infinity()
-                                             : r.most * factor[i] - kLatentWeightTop<T> + top_;
+      float next = r.max == minus_infinity()
+                       ? minus_infinity()
+                       : r.max * factor[i] - kLatentWeightExponent<T> + unit_exponent_;
       // Sums are seldom rescaled: a reference stays while weights are in range.
-      if (top - r.reference <= kLatentWeightLag<T>) top = r.reference;
-      reference[i] = SoftmaxState::reference(top);
-      keep[i] = exp2_fast(r.reference - reference[i]);
-      r.reference = top;
-      r.sum *= keep[i];
+      if (next - r.reference <= kLatentWeightLag<T>) next = r.reference;
+      reference[i] = SoftmaxState::reference(next);
+      rescale[i] = exp2_fast(r.reference - reference[i]);
+      r.reference = next;
+      r.sum *= rescale[i];
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -172,7 +175,7 @@ class LatentScores {
 
   // A soft cap and slopes: scores become logits in base 2.
   void cap(const int2* numbers, float (&s)[T::kKeyTiles][4]) const {
-    const float most = p_.soft_cap, inverse = 1.0f / most;
+    const float limit = p_.soft_cap, inverse = 1.0f / limit;
 #pragma unroll
     for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
       const int2 number = numbers[t * 4];
@@ -180,7 +183,7 @@ class LatentScores {
       for (uint32_t i = 0; i < 4; ++i) {
         const Row& r = rows_[i / 2];
         float x = s[t][i] * r.factor;
-        if (most > 0) x = soft_cap_fast(x, most, inverse) * kLog2E;
+        if (limit > 0) x = soft_cap_fast(x, limit, inverse) * kLog2E;
         const int32_t key = i % 2 == 0 ? number.x : number.y;
         s[t][i] = r.slope == 0 ? x : fmaf(r.slope, static_cast<float>(key - r.position), x);
       }
@@ -188,7 +191,7 @@ class LatentScores {
   }
 
   // Weights as A fragments: the thread with the same number in a warpgroup of values reads them.
-  void hand_over(float (&s)[T::kKeyTiles][4], const float (&keep)[2]) {
+  void hand_over(float (&s)[T::kKeyTiles][4], const float (&rescale)[2]) {
     auto* const to = reinterpret_cast<uint4*>(dynamic_shared() + T::kLayout.weights);
 #pragma unroll
     for (uint32_t part = 0; part < T::kWeightParts; ++part) {
@@ -201,8 +204,8 @@ class LatentScores {
                        hand_pair(b[2], b[3]));
       }
       if (part == 0 && threadIdx.x % 4 == 0) {
-        state_.keep[row_of(0)] = keep[0];
-        state_.keep[row_of(1)] = keep[1];
+        state_.rescale[row_of(0)] = rescale[0];
+        state_.rescale[row_of(1)] = rescale[1];
       }
       arrive_warp(&state_.weights_full);
     }
@@ -219,18 +222,18 @@ class LatentScores {
 
   // {reference, sum, largest logit} behind the values of the row's state, in base 2.
   void finish(const LatentWork& work, uint32_t item) {
-    const bool bad = state_.bad[item % 2] != 0;
+    const bool invalid = state_.invalid[item % 2] != 0;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const float sum = warp_sum<4>(rows_[i].sum);
       if (threadIdx.x % 4 != 0 || row_of(i) >= work.rows()) continue;
       float* const to =
-          latent_row_state(p_, args_, scratch_, row_of_q(work, row_of(i)), work.piece()) +
+          latent_row_state(p_, args_, scratch_, row_of_q(work, row_of(i)), work.split()) +
           T::kLatentDim;
       to[0] = rows_[i].reference;
-      to[1] = bad ? __uint_as_float(0x7FC00000u) : sum;
-      to[2] = rows_[i].most == minus_infinity() ? minus_infinity()
-                                                : rows_[i].most * (soft_ ? 1.0f : rows_[i].factor);
+      to[1] = invalid ? __uint_as_float(0x7FC00000u) : sum;
+      to[2] = rows_[i].max == minus_infinity() ? minus_infinity()
+                                               : rows_[i].max * (soft_ ? 1.0f : rows_[i].factor);
     }
     arrive_warp(&state_.done[item % 2]);
   }
@@ -242,7 +245,7 @@ class LatentScores {
   StageCount count_;
   uint32_t handed_ = 0;  // parts of weights
   Row rows_[2];
-  float top_ = 0;  // the exponent of the largest unit so far, at least 0
+  float unit_exponent_ = 0;  // the exponent of the largest unit so far, at least 0
   bool soft_ = false;
 };
 

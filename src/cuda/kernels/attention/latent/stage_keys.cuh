@@ -11,7 +11,7 @@ class StageKeys : protected StageTiles<T> {
  protected:
   using Base = StageTiles<T>;
   using Base::args_, Base::p_, Base::state_, Base::walk_, Base::count_, Base::hidden_;
-  using Base::in_run, Base::key_number, Base::shuffled, Base::sync, Base::thread;
+  using Base::in_run, Base::key_number, Base::sync, Base::thread;
   using typename Base::LaneTile;
   using typename Base::Scales;
 
@@ -20,15 +20,13 @@ class StageKeys : protected StageTiles<T> {
                             kRows = T::kKeys / kStep, kRotaryUnits = T::kRotaryDim / 8;
   static constexpr uint32_t kRowBytes =
       T::kLatentDim * (T::kLevelsK ? abi::kv_bits(T::kK) : 16) / 8;
-  static constexpr uint32_t kRotaryTileBytes =
-      T::kRotaryDim * (T::kRotatedV ? abi::kv_bits(T::kV) : 16);
   // Whether 16-bit values may have to be multiplied: bf16's leave f16's range, and so may levels
   // beside them.
   static constexpr bool kConverts = !T::kBf16K && (T::kK == kFormatBf16 || T::kV == kFormatBf16);
   static constexpr bool kMayLeave = kConverts || T::kLevelsK != T::kRotatedV;
 
   // Codes of a thread's keys that are on their way together.
-  static constexpr uint32_t kMost = 8, kAtOnce = kRows < kMost ? kRows : kMost;
+  static constexpr uint32_t kMax = 8, kAtOnce = kRows < kMax ? kRows : kMax;
   // Pairs of rotary coordinates, of eight tokens each, that a thread unpacks.
   static constexpr uint32_t kPairUnits = T::kTiles * (T::kRotaryDim / 2),
                             kPairsOfThread = (kPairUnits + kLatentGroup - 1) / kLatentGroup;
@@ -45,27 +43,29 @@ class StageKeys : protected StageTiles<T> {
   void describe_keys(uint32_t stage, const LaneTile& tile, const Scales& stored, bool all) {
     const uint32_t key = thread() % T::kKeys, slot = count_.slot();
     const uint32_t number = key_number(stage, key);
-    float scales[3] = {0, 0, 0}, most = 0;
+    float scales[3] = {0, 0, 0}, max_value = 0;
     if (number != walk_.kNoKey) {
       scales[0] = from_stored(stored.k[0]);
       scales[1] = from_stored(stored.k[T::kScales - 1]);
       scales[2] = from_stored(stored.v);
       // Levels are below 2^7.
-      most = fmaxf(fmaxf(scales[0], scales[1]), scales[2]) * 128.0f;
+      max_value = fmaxf(fmaxf(scales[0], scales[1]), scales[2]) * 128.0f;
     }
     if (all) {
       const uint64_t k_row = shuffled(tile.offset(p_.k.codes_tile_stride), key / 8),
                      v_row = shuffled(tile.offset(p_.v.codes_tile_stride), key / 8);
       if (number != walk_.kNoKey) {
-        most = fmaxf(most, largest<T::kK, T::kLatentDim>(args_.at[arg_k_codes] + k_row, key % 8,
-                                                         p_.k.codes_tile_stride));
-        most = fmaxf(most, largest<T::kV, T::kRotaryDim>(args_.at[arg_v_codes] + v_row, key % 8,
-                                                         p_.v.codes_tile_stride));
+        max_value =
+            fmaxf(max_value, largest<T::kK, T::kLatentDim>(args_.at[arg_k_codes] + k_row, key % 8,
+                                                           p_.k.codes_tile_stride));
+        max_value =
+            fmaxf(max_value, largest<T::kV, T::kRotaryDim>(args_.at[arg_v_codes] + v_row, key % 8,
+                                                           p_.v.codes_tile_stride));
       }
     }
     float unit = 1.0f;
-    if (is_finite(most) && most != 0 && (most > 0x1p15f || most < 0x1p-5f)) {
-      int32_t up = exponent_of(most) - 14;
+    if (is_finite(max_value) && max_value != 0 && (max_value > 0x1p15f || max_value < 0x1p-5f)) {
+      int32_t up = exponent_of(max_value) - 14;
       if (up > 0 || T::kLevelsK || all) {
         up = up < -110 ? -110 : (up > 110 ? 110 : up);
         unit = power_of_two(up);
@@ -114,14 +114,14 @@ class StageKeys : protected StageTiles<T> {
     sync();
     const uint32_t slot = count_.slot(), key = thread();
     if (key < T::kKeys) {
-      bool bad = false;
+      bool non_finite = false;
       for (uint32_t c = 0; c < kUnits + kRotaryUnits; ++c) {
         const auto* const words = reinterpret_cast<const uint32_t*>(
             latent_slot<T>(slot) + operand_byte(T::kLayout.k_panel, key, c));
         for (uint32_t w = 0; w < 4; ++w)
-          bad = bad || not_finite(words[w], T::kBf16K ? 0x7F80u : 0x7C00u);
+          non_finite = non_finite || not_finite(words[w], T::kBf16K ? 0x7F80u : 0x7C00u);
       }
-      if (bad) {
+      if (non_finite) {
         state_.units[slot][key] = __uint_as_float(0x7FC00000u);
         state_.has_units[slot][0] = 1;
         for (uint32_t c = 0; c < kUnits + kRotaryUnits; ++c)
@@ -139,24 +139,24 @@ class StageKeys : protected StageTiles<T> {
   // The largest finite magnitude of a row that is not of levels.
   template <uint32_t kFormat, uint32_t kDim>
   static float largest(uint64_t tile, uint32_t row, uint64_t tile_stride) {
-    float most = 0;
+    float max_value = 0;
     if constexpr (is_float16_format(kFormat)) {
       for (uint32_t i = 0; i < kDim; ++i) {
         const float x = fabsf(load_as_float(tile + row * (tile_stride / 8), kFormat, i));
-        if (is_finite(x)) most = fmaxf(most, x);
+        if (is_finite(x)) max_value = fmaxf(max_value, x);
       }
     }
-    return most;
+    return max_value;
   }
 
   void load_codes(const LaneTile& tile, bool run, uint32_t batch, Loaded& to) const {
     if constexpr (T::kLevelsK) {
-      const uint64_t mine = args_.at[arg_k_codes] + tile.offset(p_.k.codes_tile_stride);
+      const uint64_t tile_at = args_.at[arg_k_codes] + tile.offset(p_.k.codes_tile_stride);
       const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
       const uint32_t chunk = thread() % kUnits, first = thread() / kUnits;
       if (run) {
         const auto* const from = pointer<const uint8_t>(
-            shuffled(mine, 0) + (batch * kAtOnce * kStep + first) * kRowBytes);
+            shuffled(tile_at, 0) + (batch * kAtOnce * kStep + first) * kRowBytes);
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i)
           to.of[i] = {from + i * kStep * kRowBytes, T::kLatentDim, chunk / 4, chunk % 4};
@@ -165,7 +165,7 @@ class StageKeys : protected StageTiles<T> {
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t key = (batch * kAtOnce + i) * kStep + first;
-        const uint64_t row = shuffled(mine, key / 8) + key % 8 * kRowBytes;
+        const uint64_t row = shuffled(tile_at, key / 8) + key % 8 * kRowBytes;
         to.of[i] = {};
         if ((there >> (key / 8) & 1) != 0)
           to.of[i] = {pointer<const uint8_t>(row), T::kLatentDim, chunk / 4, chunk % 4};
@@ -211,13 +211,13 @@ class StageKeys : protected StageTiles<T> {
   void load_pairs(const LaneTile& tile, Loaded& to) const {
     if constexpr (T::kRotatedV) {
       constexpr uint32_t kHalf = T::kRotaryDim / 2;
-      const uint64_t mine = args_.at[arg_v_codes] + tile.offset(p_.v.codes_tile_stride);
+      const uint64_t tile_at = args_.at[arg_v_codes] + tile.offset(p_.v.codes_tile_stride);
       const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
 #pragma unroll
       for (uint32_t i = 0; i < kPairsOfThread; ++i) {
         const uint32_t unit = i * kLatentGroup + thread(), nth = unit / kHalf % T::kTiles,
                        a = unit % kHalf * 2;
-        const uint64_t from = shuffled(mine, nth);
+        const uint64_t from = shuffled(tile_at, nth);
         to.pairs[i] = {};
         if (unit < kPairUnits && (there >> nth & 1) != 0)
           to.pairs[i] = {pointer<const uint8_t>(from), T::kRotaryDim, a, a + 1};
@@ -256,7 +256,7 @@ class StageKeys : protected StageTiles<T> {
   // Rows of 16-bit floats; slots without a key become zeros.
   template <uint32_t kFormat, uint32_t kChunks, bool kScaled>
   void copy_rows(const LaneTile& tile, uint64_t codes, uint64_t tile_stride, uint32_t first) {
-    const uint64_t mine = codes + tile.offset(tile_stride), stride = tile_stride / abi::kKvTile;
+    const uint64_t tile_at = codes + tile.offset(tile_stride), stride = tile_stride / abi::kKvTile;
     const uint32_t slot = count_.slot();
     unsigned char* const operand = latent_slot<T>(slot);
     constexpr uint32_t kStepKeys = kLatentGroup / kChunks,
@@ -264,7 +264,7 @@ class StageKeys : protected StageTiles<T> {
     if (!kScaled && kTimes >= 4 && kStepKeys <= 8 &&
         in_run(tile, tile_stride, kChunks * 16 * abi::kKvTile) && whole_) {
       const uint32_t key = thread() / kChunks, chunk = thread() % kChunks;
-      const uint64_t from = shuffled(mine, 0) + key * (kChunks * 16) + chunk * 16;
+      const uint64_t from = shuffled(tile_at, 0) + key * (kChunks * 16) + chunk * 16;
       constexpr uint32_t kBases = 8 / (kStepKeys < 8 ? kStepKeys : 8);
       SharedAddress bases[kBases];
 #pragma unroll
@@ -280,7 +280,7 @@ class StageKeys : protected StageTiles<T> {
 #pragma unroll 4
     for (uint32_t i = thread(); i < T::kKeys * kChunks; i += kLatentGroup) {
       const uint32_t key = i / kChunks, chunk = i % kChunks;
-      const uint64_t from = shuffled(mine, key / 8) + key % 8 * stride + chunk * 16;
+      const uint64_t from = shuffled(tile_at, key / 8) + key % 8 * stride + chunk * 16;
       const bool there = state_.numbers[slot][key] >= 0;
       copy_async<16>(shared_address(operand + operand_byte(T::kLayout.k_panel, key, first + chunk)),
                      pointer<const void>(there ? from : codes), there);
@@ -294,9 +294,9 @@ class StageKeys : protected StageTiles<T> {
       constexpr uint32_t kStepKeys = kLatentGroup / kChunks,
                          kTimes = (T::kKeys + kStepKeys - 1) / kStepKeys;
       const uint32_t slot = count_.slot(), key = thread() / kChunks, chunk = thread() % kChunks;
-      uint32_t most = 0;
+      uint32_t max_value = 0;
       const auto f16 = [&](uint32_t two, float over) {
-        most = max_u16x2(most, two & 0x7FFF7FFFu);
+        max_value = max_u16x2(max_value, two & 0x7FFF7FFFu);
         float a = as_float(two & 0xFFFFu, kFormat), b = as_float(two >> 16, kFormat);
         if constexpr (kScaled) a *= over, b *= over;
         return pack_16(a, b, false);
@@ -313,7 +313,7 @@ class StageKeys : protected StageTiles<T> {
       }
       // 2^16 in bf16. Infinity counts: it stays one where all values are looked at.
       if (!kScaled && kFormat == kFormatBf16 &&
-          ((most & 0xFFFFu) >= 0x4780u || most >> 16 >= 0x4780u))
+          ((max_value & 0xFFFFu) >= 0x4780u || max_value >> 16 >= 0x4780u))
         state_.leaves[slot] = 1;
     }
   }

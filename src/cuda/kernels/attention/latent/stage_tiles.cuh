@@ -23,7 +23,7 @@ class StageTiles {
 
   // `item` counts the work items of the block.
   void start(const LatentWork& work, uint32_t item) {
-    bad_ = &state_.bad[item % 2];
+    invalid_ = &state_.invalid[item % 2];
     walk_ = LatentWalk::of<T::kKeys>(p_, work);
     hidden_ = p_.table.page_tokens != 0 ? 0 : static_cast<uint32_t>(work.begin - walk_.first_key);
     entries_ = args_.at[arg_table] +
@@ -40,7 +40,7 @@ class StageTiles {
       const uint32_t at = walk_.base_tile + index, nth = at / page_tiles;
       const uint32_t entry = p_.table.ring_entries == 0 ? nth : nth % p_.table.ring_entries;
       uint64_t page = pointer<const uint32_t>(entries_)[entry];
-      if (page >= p_.table.pages) *bad_ = 1, page = 0;
+      if (page >= p_.table.pages) *invalid_ = 1, page = 0;
       tile.page = page * p_.table.page_stride;
       tile.tile = at - nth * page_tiles;
     }
@@ -75,22 +75,17 @@ class StageTiles {
     const uint32_t key = walk_.key_of(stage * T::kKeys + column);
     return key < hidden_ ? walk_.kNoKey : key;
   }
-  static uint64_t shuffled(uint64_t x, uint32_t lane) {
-    const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
-    const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
-    return uint64_t{high} << 32 | low;
-  }
   // Whether a stage's tiles lie one behind the other: most do, unless pages are small.
   static bool in_run(const LaneTile& tile, uint64_t tile_stride, uint32_t tile_bytes) {
-    const uint64_t mine = tile.offset(tile_stride), first = shuffled(mine, 0);
+    const uint64_t offset = tile.offset(tile_stride), first = shuffled(offset, 0);
     const uint32_t on = threadIdx.x % T::kTiles * tile_bytes;
-    return __all_sync(kAll, tile.present && mine == first + on && tile_stride == tile_bytes) != 0;
+    return __all_sync(kAll, tile.present && offset == first + on && tile_stride == tile_bytes) != 0;
   }
 
   const abi::AttentionParams& p_;
   const Args& args_;
   LatentState& state_;
-  uint32_t* bad_ = nullptr;
+  uint32_t* invalid_ = nullptr;
   LatentWalk walk_;
   StageCount count_;
   uint32_t hidden_ = 0;  // keys of the walk before the work item's first

@@ -44,14 +44,14 @@ struct LatentState {
   PhaseBarrier full[kLatentSlots], empty[kLatentSlots];
   PhaseBarrier weights_full, weights_empty;
   PhaseBarrier done[2];                 // scores have ended every second work item
-  uint32_t bad[2];                      // a page of a work item that is none
+  uint32_t invalid[2];                  // a page of a work item does not exist
   uint32_t leaves[kLatentSlots];        // values of the stage leave f16's range
   uint32_t has_units[kLatentSlots][2];  // of 32 keys each, not 0: some unit is not 1
   alignas(16) float units[kLatentSlots][64];
   int32_t numbers[kLatentSlots][64];
   // Scales over the unit, as two f16 alike: of the latent's halves, and of the rotary part.
   uint32_t ratios[kLatentSlots][3][64];
-  float keep[kLatentRows];  // what sums are multiplied with before a stage's values are added
+  float rescale[kLatentRows];  // what sums are multiplied with before a stage's values are added
 };
 static_assert(sizeof(LatentState) <= kLatentStateBytes);
 
@@ -112,11 +112,11 @@ struct LatentWalk : abi::KvWalk<uint32_t> {
   }
 };
 
-// Where the state of a row of q over a piece lies.
+// Where the state of a row of q over a split lies.
 inline float* latent_row_state(const abi::AttentionParams& p, const Args& args,
-                               const LatentScratch& scratch, uint64_t row, uint32_t piece) {
+                               const LatentScratch& scratch, uint64_t row, uint32_t split) {
   return pointer<float>(args.at[arg_partial] + scratch.states) +
-         (row * p.splits + piece) * latent_state_floats(p.k.head_dim);
+         (row * p.splits + split) * latent_state_floats(p.k.head_dim);
 }
 
 }  // namespace gyre::cuda

@@ -21,11 +21,11 @@ class LatentValues {
     for (uint32_t stage = 0; stage < stages; ++stage, ++count_.n) {
       uint32_t weights[T::kKeys / 16][4];
       wait_for_phase(&state_.weights_full, handed_ % 2);
-      const float keep[2] = {state_.keep[row_of(0)], state_.keep[row_of(1)]};
+      const float rescale[2] = {state_.rescale[row_of(0)], state_.rescale[row_of(1)]};
       take_weights(weights);
-      if (__builtin_expect(__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0, 0)) {
+      if (__builtin_expect(__any_sync(kAll, rescale[0] != 1.0f || rescale[1] != 1.0f) != 0, 0)) {
 #pragma unroll
-        for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o[i / 4][i % 4] *= keep[i % 4 / 2];
+        for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o[i / 4][i % 4] *= rescale[i % 4 / 2];
       }
       wait_for_phase(&state_.full[count_.slot()], count_.phase());
       if constexpr (T::kCopied) fence_operands();
@@ -65,7 +65,7 @@ class LatentValues {
     for (uint32_t i = 0; i < 2; ++i) {
       if (row_of(i) >= work.rows()) continue;
       const uint64_t row = uint64_t{work.first_token} * p_.heads + work.first_row + row_of(i);
-      float* const to = latent_row_state(p_, args_, scratch_, row, work.piece()) +
+      float* const to = latent_row_state(p_, args_, scratch_, row, work.split()) +
                         half_ * T::kVDim + thread() % 4 * 2;
 #pragma unroll
       for (uint32_t t = 0; t < T::kVTiles; ++t)

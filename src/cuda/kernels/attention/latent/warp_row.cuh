@@ -41,13 +41,13 @@ struct WarpRow {
   }
   // The largest magnitude as bits: numbers that are not finite have the largest. Of the lane.
   uint32_t largest_bits() const {
-    uint32_t most = 0;
+    uint32_t max_bits = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
       const uint32_t magnitude = has(i) ? __float_as_uint(x[i]) & 0x7FFFFFFFu : 0;
-      most = magnitude > most ? magnitude : most;
+      max_bits = magnitude > max_bits ? magnitude : max_bits;
     }
-    return most;
+    return max_bits;
   }
 };
 

@@ -1,34 +1,11 @@
 #pragma once
 // Attention of many rows: what a consumer warpgroup does. A thread has two rows, g and g + 8 of its
 // warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1.
-#include "cuda/kernels/attention/common/value_pair.cuh"
 #include "cuda/kernels/attention/many_rows/output.cuh"
+#include "cuda/kernels/attention/many_rows/row_sums.cuh"
 #include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
-
-// One of a thread's two rows.
-struct RowSums {
-  float factor;     // of its scores
-  float most;       // largest score so far, or logit in base 2 where these are softened
-  float reference;  // of its weights, in base 2
-  float sum;        // of this thread's weights
-  float top;        // scales of V so far are below 2 to this
-};
-
-constexpr int32_t to_position(int64_t x) {
-  constexpr int64_t kMost = 0x7FFFFFFF;
-  return static_cast<int32_t>(x < 0 ? 0 : (x > kMost ? kMost : x));
-}
-
-// Scales that are smaller lose bits of their weights; all of V is below 2^-92 then.
-constexpr float kLeastTop = -100.0f;
-inline float top_of(float scale) {
-  return scale == 0 ? kLeastTop : static_cast<float>(exponent_of(scale) + 1);
-}
-
-// Weights may end above their top by 2 to this: f16 ends below 2^16.
-constexpr float kWeightLag = 7.0f;
 
 template <class T>
 class Consumer {
@@ -36,6 +13,7 @@ class Consumer {
   static constexpr ManyRowsLayout kLayout = T::kLayout;
   // Weights ask for V's scales.
   static constexpr bool kWaitsForV = T::kLevelsV && !T::kScalesWithKeys;
+  static constexpr bool kPlainLoop = T::kGroups == 2;  // others take NVRTC minutes
 
   Consumer(ManyRowsState& state, const Args& args, uint32_t group)
       : state_(state), tile_(state.tile), group_(group) {
@@ -57,49 +35,33 @@ class Consumer {
     seen_from_ = to_position(from - tile_.walk_key + skip);
     seen_to_ = to_position(to - tile_.walk_key + skip);
     wraps_ = tile_.walk.tiles != tile_.walk.tiles_a;
+    plain_from_ = (static_cast<uint32_t>(seen_from_) + T::kKeys - 1) / T::kKeys;
+    plain_to_ = wraps_ || soft_ ? 0 : static_cast<uint32_t>(seen_to_) / T::kKeys;
   }
 
-  // The next scores are begun behind a stage's PV: the tensor cores do not pause between them.
+  // Stages whose keys all rows see, without soft cap and slopes, have a loop of their own: code
+  // that is jumped over costs a loop as much as its own instructions.
   void run() {
     const uint32_t stages = tile_.stage_count();
     if (stages == 0) return;
-    SlotCursor<kLayout.slots> k;  // of the newest scores
-    float s[T::kKeyTiles][4];
-    uint32_t p[T::kKeys / 16][4];
-    float keep[2];
-    const unsigned char* const q =
-        dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
-    const auto begin_stage = [&] {
-      wait_for_phase(&state_.full[k.slot], k.phase);
-      begin_scores<T>(q, slot(k.slot), s);
-    };
-    begin_stage();
-    wait_for_product(s);
-    release(k.slot);
+    Scores scores;
+    begin_stage(scores);
+    wait_for_product(scores.s);
+    release(scores.k.slot);
+    uint32_t stage = 0;
+    if constexpr (kPlainLoop) {
 #pragma unroll 1
-    for (uint32_t stage = 0;; ++stage) {
-      const SlotCursor<kLayout.slots> v = k.next();
-      if constexpr (kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
-      keep[0] = keep[1] = 1.0f;
-      if (has_rows()) softmax_weights(stage, key_info<T>(stage), s, keep);
-      if (__builtin_expect(__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f) != 0, 0)) {
-#pragma unroll
-        for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= keep[i % 4 / 2];
+      while (true) {
+        const uint32_t plain = stage < plain_from_ ? stage : plain_to_;
+#pragma unroll 1
+        for (; stage < plain && stage + 1 < stages; ++stage) run_stage<true>(scores, stage, false);
+        if (stage + 1 == stages) break;
+        run_stage<false>(scores, stage++, false);
       }
-      to_operand(s, p);
-      if constexpr (!kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
-      begin_values<T>(p, slot(v.slot), o_);
-      const bool last = stage + 1 == stages;
-      k = v.next();
-      if (!last) begin_stage();
-      wait_for_product(o_);
-      wait_for_product(s);
-      if constexpr (!T::kLevelsV) {
-        if (__builtin_expect(!all_seen(stage), 0)) add_not_finite(stage);
-      }
-      release(v.slot);
-      if (last) return;
-      release(k.slot);
+      run_stage<false>(scores, stage, true);
+    } else {
+#pragma unroll 1
+      for (; stage < stages; ++stage) run_stage<false>(scores, stage, stage + 1 == stages);
     }
   }
 
@@ -114,7 +76,8 @@ class Consumer {
       const float sum = warp_sum<4>(rows_[i].sum);
       SoftmaxState state = {rows_[i].reference, sum};
       if (T::kTakesRuns && state_.older != 0) {
-        if (r < tile_.rows) fold_older(i, r, state);
+        if (r < tile_.rows)
+          fold_older<T>(state_.older + r * uint64_t{T::kVDim + 2} * 4, i, state, o_);
         __syncwarp();  // the state goes where the older one was
       }
       if (r >= tile_.rows) continue;
@@ -134,19 +97,42 @@ class Consumer {
   }
 
  private:
-  // The state of the unit's older keys, folded with this one.
-  void fold_older(uint32_t i, uint32_t r, SoftmaxState& state) {
-    const uint64_t from = state_.older + r * uint64_t{T::kVDim + 2} * 4;
-    const float2 of = load_l2<float2>(from + T::kVDim * 4);
-    SoftmaxState older = {of.x, of.y};
-    const SoftmaxState::Factors f = older.fold(state);
-    state = older;
+  // The newest scores, and the slot of their keys.
+  struct Scores {
+    SlotCursor<kLayout.slots> k;
+    float s[T::kKeyTiles][4];
+  };
+  void begin_stage(Scores& scores) {
+    const unsigned char* const q =
+        dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
+    wait_for_phase(&state_.full[scores.k.slot], scores.k.phase);
+    begin_scores<T>(q, slot(scores.k.slot), scores.s);
+  }
+  // Weights and PV of a stage. The next scores are begun behind PV: the tensor cores do not pause
+  // between them.
+  template <bool kPlain>
+  void run_stage(Scores& scores, uint32_t stage, bool last) {
+    const SlotCursor<kLayout.slots> v = scores.k.next();
+    uint32_t p[T::kKeys / 16][4];
+    if constexpr (kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
+    float rescale[2] = {1.0f, 1.0f};
+    if (weighs<kPlain>()) softmax_weights<kPlain>(stage, key_info<T>(stage), scores.s, rescale);
+    if (__builtin_expect(__any_sync(kAll, rescale[0] != 1.0f || rescale[1] != 1.0f) != 0, 0)) {
 #pragma unroll
-    for (uint32_t t = 0; t < T::kVTiles; ++t) {
-      const float2 x = load_l2<float2>(from + (t * 8 + threadIdx.x % 4 * 2) * 4);
-      o_[t][2 * i] = f.fold(x.x, o_[t][2 * i]);
-      o_[t][2 * i + 1] = f.fold(x.y, o_[t][2 * i + 1]);
+      for (uint32_t i = 0; i < T::kVTiles * 4; ++i) o_[i / 4][i % 4] *= rescale[i % 4 / 2];
     }
+    to_operand<kPlain>(scores.s, p);
+    if constexpr (!kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
+    begin_values<T>(p, slot(v.slot), o_);
+    scores.k = v.next();
+    if (!last) begin_stage(scores);
+    wait_for_product(o_);
+    wait_for_product(scores.s);
+    if constexpr (!T::kLevelsV && !kPlain) {
+      if (__builtin_expect(!all_seen(stage), 0)) add_not_finite(stage);
+    }
+    release(v.slot);
+    if (!last) release(scores.k.slot);
   }
   static uint32_t in_group(uint32_t i) {
     return threadIdx.x / kWarp % 4 * 16 + threadIdx.x % kWarp / 4 + 8 * i;
@@ -170,12 +156,17 @@ class Consumer {
                  static_cast<int32_t>(position - tile_.walk_key),
                  sloped ? pointer<const float>(alibi_slopes)[tile_.head(r)] * kLog2E : 0.0f};
     rows_[i] = {state_.factor[group_ * kGroupRows + in_group(i)], minus_infinity(),
-                minus_infinity(), 0.0f, kLeastTop};
+                minus_infinity(), 0.0f, kMinScaleExponent};
   }
 
   // Warp-uniform. A code-motion barrier: the compiler would make two copies of the loop.
   bool has_rows() const {
     return code_motion_barrier(first_row() + threadIdx.x / kWarp % 4 * 16) < tile_.rows;
+  }
+  // Blocks of 128 rows seldom have warps without.
+  template <bool kPlain>
+  bool weighs() const {
+    return (kPlain && T::kGroups == 2) || has_rows();
   }
   // Whether all rows of the group see all keys of the stage.
   bool all_seen(uint32_t stage) const {
@@ -184,10 +175,11 @@ class Consumer {
     return false;
   }
 
-  // Scores become weights, relative to the largest so far, times V's scales over levels; `keep` is
-  // the factor of what was there.
+  // Scores become weights, relative to the largest so far, times V's scales over levels; `rescale`
+  // is the factor of what was there.
+  template <bool kPlain>
   void softmax_weights(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
-                       float (&keep)[2]) {
+                       float (&rescale)[2]) {
     const uint32_t j = threadIdx.x % 4;
     if constexpr (T::kLevelsK) {
       const auto* const scales = reinterpret_cast<const float2*>(keys + kLayout.scales) + j;
@@ -198,35 +190,43 @@ class Consumer {
         for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? scale.x : scale.y;
       }
     }
-    if (__builtin_expect(soft_, 0)) apply_soft_cap(keys, s);
-    float scale_top[2] = {0, 0};
-    const bool hidden = !all_seen(stage);
+    const bool soft = !kPlain && soft_;
+    if (__builtin_expect(soft, 0)) apply_soft_cap(keys, s);
+    float max_scale[2] = {0, 0};
+    const bool hidden = !kPlain && !all_seen(stage);
     if (__builtin_expect(hidden, 0)) {
-      apply_mask(keys, s, scale_top);
+      apply_mask(keys, s, max_scale);
     } else if constexpr (T::kLevelsV) {
-      const float4 tops = *reinterpret_cast<const float4*>(keys + kLayout.tops);
-      scale_top[0] = scale_top[1] = fmaxf(fmaxf(tops.x, tops.y), fmaxf(tops.z, tops.w));
+      const float4 maxima = *reinterpret_cast<const float4*>(keys + kLayout.maxima);
+      max_scale[0] = max_scale[1] = fmaxf(fmaxf(maxima.x, maxima.y), fmaxf(maxima.z, maxima.w));
     }
-    float most[2][2] = {{rows_[0].most, s[0][1]}, {rows_[1].most, s[0][3]}};  // two chains
+    constexpr uint32_t kChains = 4;  // a maximum waits for the one before it
+    float max[2][kChains];
 #pragma unroll
-    for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i)
-      most[i % 4 / 2][i % 2] = fmaxf(most[i % 4 / 2][i % 2], s[i / 4][i % 4]);
+    for (uint32_t i = 0; i < 2 * kChains; ++i)
+      max[i / kChains][i % kChains] = i % kChains == 0 ? rows_[i / kChains].max : minus_infinity();
+#pragma unroll
+    for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i) {
+      float& chain = max[i % 4 / 2][i / 4 % 2 * 2 + i % 2];
+      chain = fmaxf(chain, s[i / 4][i % 4]);
+    }
     float factor[2], reference[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       RowSums& r = rows_[i];
-      r.most = warp_max<4>(fmaxf(most[i][0], most[i][1]));
-      factor[i] = soft_ ? 1.0f : r.factor;
-      if constexpr (T::kLevelsV) r.top = fmaxf(r.top, top_of(scale_top[i]));
-      float top = r.most == minus_infinity()
-                      ? minus_infinity()
-                      : r.most * factor[i] - T::kWeightTop + (T::kLevelsV ? r.top : 0.0f);
+      r.max = warp_max<4>(fmaxf(fmaxf(max[i][0], max[i][1]), fmaxf(max[i][2], max[i][3])));
+      factor[i] = soft ? 1.0f : r.factor;
+      if constexpr (T::kLevelsV)
+        r.scale_exponent = fmaxf(r.scale_exponent, scale_exponent_of(max_scale[i]));
+      float next = r.max == minus_infinity() ? minus_infinity()
+                                             : r.max * factor[i] - T::kWeightExponent +
+                                                   (T::kLevelsV ? r.scale_exponent : 0.0f);
       // The sums are seldom rescaled: a reference stays while weights are in range.
-      if (top - r.reference <= kWeightLag) top = r.reference;
-      reference[i] = SoftmaxState::reference(top);
-      keep[i] = exp2_fast(r.reference - reference[i]);
-      r.reference = top;
-      r.sum *= keep[i];
+      if (next - r.reference <= kWeightLag) next = r.reference;
+      reference[i] = SoftmaxState::reference(next);
+      rescale[i] = exp2_fast(r.reference - reference[i]);
+      r.reference = next;
+      r.sum *= rescale[i];
     }
     float sum[2][2] = {};  // two chains
 #pragma unroll
@@ -304,7 +304,8 @@ class Consumer {
                             tile_.walk_key + key);
   }
   // Also finds the largest scale of V that each row sees.
-  void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4], float (&top)[2]) const {
+  void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4],
+                  float (&max_scale)[2]) const {
     if (tree_ != nullptr) {
       const uint64_t seen = seen_in_tree(keys);
 #pragma unroll
@@ -333,11 +334,11 @@ class Consumer {
         if (hidden) s[t][i] = minus_infinity();
         const float scale_of = i % 2 == 0 ? scale.x : scale.y;
         if (T::kLevelsV && !hidden && s[t][i] != minus_infinity() && is_finite(scale_of))
-          top[i / 2] = fmaxf(top[i / 2], scale_of);
+          max_scale[i / 2] = fmaxf(max_scale[i / 2], scale_of);
       }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) top[i] = warp_max<4>(top[i]);
+    for (uint32_t i = 0; i < 2; ++i) max_scale[i] = warp_max<4>(max_scale[i]);
   }
 
   // Values that the producers left out, to the rows that see their keys: whatever the weight, they
@@ -347,10 +348,10 @@ class Consumer {
 #pragma unroll 1
     for (uint32_t warp = 0; warp < kProducers / kWarp; ++warp) {
 #pragma unroll 1
-      for (uint32_t bad =
-               reinterpret_cast<const uint32_t*>(key_info<T>(stage) + kLayout.tops)[warp];
-           bad != 0; bad &= bad - 1) {
-        const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(bad))) - 1;
+      for (uint32_t non_finite =
+               reinterpret_cast<const uint32_t*>(key_info<T>(stage) + kLayout.maxima)[warp];
+           non_finite != 0; non_finite &= non_finite - 1) {
+        const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int32_t>(non_finite))) - 1;
         const Copies of(warp * kWarp + bit % Copies::kOfWarp * Copies::kLanes);
         const uint32_t tile = bit / Copies::kOfWarp * Copies::kTilesAtOnce + of.tile;
         add_value(stage * T::kKeys + tile * 8 + of.row);
@@ -376,8 +377,9 @@ class Consumer {
   }
 
   // Weights to the A operand; zeros where the warp has no rows.
+  template <bool kPlain>
   void to_operand(const float (&s)[T::kKeyTiles][4], uint32_t (&p)[T::kKeys / 16][4]) const {
-    const bool rows = has_rows();
+    const bool rows = weighs<kPlain>();
 #pragma unroll
     for (uint32_t i = 0; i < T::kKeys / 4; ++i) {
       const float* const of = &s[i / 2][i % 2 * 2];
@@ -391,6 +393,7 @@ class Consumer {
   const uint8_t* tree_;
   bool soft_, wraps_;
   int32_t seen_from_, seen_to_;
+  uint32_t plain_from_, plain_to_;  // stages
   RowSums rows_[2];
   float o_[T::kVTiles][4] = {};
 };

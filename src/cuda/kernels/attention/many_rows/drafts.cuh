@@ -2,8 +2,8 @@
 // Attention of up to 64 rows of a KV head over levels in pages: draft tokens, a prompt's last
 // tokens. Blocks take their runs from the step schedule (abi/attention_schedule.h). Producer warps
 // copy and unpack K and V to int8 operands, consumer warpgroups multiply them by queries and
-// weights of 16-bit integers on tensor cores. Bytes moved: K and V once for each unit, q, and
-// head_dim + 2 floats for each row and group of a unit in several blocks.
+// weights of 16-bit integers on tensor cores. Bytes moved: K and V once for each work item, q, and
+// head_dim + 2 floats for each row and group of a work item in several blocks.
 #include "cuda/kernels/attention/many_rows/drafts_consume.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_produce.cuh"
 

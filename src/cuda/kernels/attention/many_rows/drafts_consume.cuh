@@ -44,11 +44,11 @@ class DraftConsumer {
   static uint32_t lane_j() { return threadIdx.x % 4; }
   // The index of the thread's row in shared memory.
   static uint32_t row() { return warp() * kDraftWarpRows + threadIdx.x % kWarp / 4; }
-  // The stage behind a group of the unit, or the run's last.
+  // The stage behind a group of the work item, or the run's last.
   static uint32_t group_end(const abi::AttentionRun& run, uint32_t group, uint32_t last) {
-    static_assert(abi::kGroupPieces == 4);
+    static_assert(abi::kGroupSplits == 4);
     const uint32_t shift = run.shift_and_valid % 256 + 2;
-    const uint32_t behind = run.unit_first / abi::kGroupPieces + group + 1;
+    const uint32_t behind = run.item_first / abi::kGroupSplits + group + 1;
     const uint32_t end = (behind << shift) / kDraftKeys;
     return optimization_barrier(end < last ? end : last);
   }

@@ -15,7 +15,7 @@ constexpr uint32_t kDraftTiles = kDraftKeys / abi::kKvTile;
 constexpr uint32_t kDraftRows = 32;  // of a consumer warpgroup
 constexpr uint32_t kDraftStateBytes = 5120;
 constexpr uint32_t kDraftScaleBytes = 2 * kDraftKeys * 4;  // of a slot: floats of K, then of V
-constexpr uint32_t kDraftMostSlots = 4, kDraftMostStored = 6;
+constexpr uint32_t kDraftMaxSlots = 4, kDraftMaxStored = 6;
 
 // Consumer warpgroups of a variant; 0: it is not attention_drafts.
 constexpr uint32_t draft_groups(uint32_t gpu) {
@@ -68,7 +68,7 @@ constexpr DraftsLayout drafts_layout(uint32_t k_format, uint32_t v_format, uint3
     a.scales_at = a.slots_at + a.slots * a.slot_bytes;
     a.stored_at = a.scales_at + a.slots * kDraftScaleBytes;
     const uint32_t left = a.stored_at < budget ? (budget - a.stored_at) / a.stored_bytes : 0;
-    a.stored = left < kDraftMostStored ? left : kDraftMostStored;
+    a.stored = left < kDraftMaxStored ? left : kDraftMaxStored;
     a.total = a.stored_at + a.stored * a.stored_bytes;
     if (a.stored >= 3) {
       a.groups = groups;
@@ -78,7 +78,7 @@ constexpr DraftsLayout drafts_layout(uint32_t k_format, uint32_t v_format, uint3
   return {};
 }
 
-// Keys of a group of pieces: the sums of a group begin anew. Short enough that blocks get equal
+// Keys of a group of splits: the sums of a group begin anew. Short enough that blocks get equal
 // shares, long enough that what a group costs beside its keys counts little.
 constexpr abi::AttentionCut kDraftCut = kManyRowsCut;
 
@@ -86,12 +86,12 @@ constexpr uint32_t drafts_blocks(const DraftsLayout& layout, uint32_t multiproce
   return (multiprocessors == 0 ? 1 : multiprocessors) * layout.blocks;
 }
 // Scratch of a call: a counter for each consumer warp of each block, then for each block the states
-// of the groups of one unit, values and {reference, sum} of each row.
+// of the groups of one work item, values and {reference, sum} of each row.
 constexpr uint64_t draft_state_floats(uint32_t v_dim, uint32_t rows) {
   return uint64_t{rows} * (v_dim + 2);
 }
 constexpr uint64_t draft_area_floats(uint32_t v_dim, uint32_t rows) {
-  return kDraftCut.most_pieces * draft_state_floats(v_dim, rows);
+  return kDraftCut.max_splits * draft_state_floats(v_dim, rows);
 }
 constexpr uint64_t drafts_scratch_floats(const DraftsLayout& layout, uint32_t v_dim,
                                          uint32_t blocks) {

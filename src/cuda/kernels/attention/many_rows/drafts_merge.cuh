@@ -1,7 +1,7 @@
 #pragma once
-// Attention of draft tokens: the states of a unit's groups are folded from the oldest on, in the
-// same order and with the same arithmetic whether one block has them all or several, which meet in
-// global memory. References are integers, so every rescaling is exact.
+// Attention of draft tokens: the states of a work item's groups are folded from the oldest on, in
+// the same order and with the same arithmetic whether one block has them all or several, which meet
+// in global memory. References are integers, so every rescaling is exact.
 #include "cuda/kernels/attention/many_rows/drafts_softmax.cuh"
 #include "cuda/kernels/attention/many_rows/output.cuh"
 
@@ -24,10 +24,10 @@ class DraftMerge {
                 threadIdx.x / kWarp * T::kLayout.warp_bytes + threadIdx.x % kWarp * 16) {}
 
   // Folds a group's state; behind the run's last group the rows are written, by the block that has
-  // the unit's last state. For the warps that have rows, each for its own.
-  void add_group(const DraftRun& run, const RunGroups& of, uint32_t group, bool bad,
+  // the work item's last state. For the warps that have rows, each for its own.
+  void add_group(const DraftRun& run, const RunGroups& of, uint32_t group, bool invalid,
                  DraftRowState now, Values& v) {
-    if (bad || run.bad != 0) now.sum = __uint_as_float(0x7FC00000u);
+    if (invalid || run.invalid != 0) now.sum = __uint_as_float(0x7FC00000u);
     const bool last = group + 1 == of.end;
     if (of.first != 0) {
       put_scratch(run.of, group, now, v);
@@ -46,12 +46,12 @@ class DraftMerge {
   }
   void add_half(DraftRowState& now, Values& v) const {
     const float2 of = state_.halves[threadIdx.x / 4];
-    float keep, part;
-    now.fold({of.x, of.y}, keep, part);
+    float rescale, part;
+    now.fold({of.x, of.y}, rescale, part);
     const unsigned char* const from = folded_ + 2 * T::kLayout.warp_bytes;
 #pragma unroll
     for (uint32_t i = 0; i < kVectors; ++i)
-      fold_later(v + 2 * i, *reinterpret_cast<const float4*>(from + i * kWarp * 16), keep, part);
+      fold_later(v + 2 * i, *reinterpret_cast<const float4*>(from + i * kWarp * 16), rescale, part);
   }
   void sync_halves() const { sync_named_barrier<2>(kHalvesBarrier + threadIdx.x / kWarp % 2); }
 
@@ -59,8 +59,8 @@ class DraftMerge {
   static float4 vector(const float (*v)[2]) {
     return make_float4(v[0][0], v[0][1], v[1][0], v[1][1]);
   }
-  static float fold(float before, float later, float keep, float part) {
-    return fma_weighted(later, part, fma_weighted(before, keep, 0.0f));
+  static float fold(float before, float later, float rescale, float part) {
+    return fma_weighted(later, part, fma_weighted(before, rescale, 0.0f));
   }
   void put_shared(const Values& v) const {
 #pragma unroll
@@ -73,23 +73,23 @@ class DraftMerge {
       row_ = now;
       return;
     }
-    float keep, part;
-    row_.fold(now, keep, part);
+    float rescale, part;
+    row_.fold(now, rescale, part);
 #pragma unroll
     for (uint32_t i = 0; i < kVectors; ++i) {
       const float4 x = *reinterpret_cast<const float4*>(folded_ + i * kWarp * 16);
       float(*const to)[2] = v + 2 * i;
-      to[0][0] = fold(x.x, to[0][0], keep, part), to[0][1] = fold(x.y, to[0][1], keep, part);
-      to[1][0] = fold(x.z, to[1][0], keep, part), to[1][1] = fold(x.w, to[1][1], keep, part);
+      to[0][0] = fold(x.x, to[0][0], rescale, part), to[0][1] = fold(x.y, to[0][1], rescale, part);
+      to[1][0] = fold(x.z, to[1][0], rescale, part), to[1][1] = fold(x.w, to[1][1], rescale, part);
     }
   }
 
-  static void fold_later(float (*v)[2], const float4& x, float keep, float part) {
-    v[0][0] = fold(v[0][0], x.x, keep, part), v[0][1] = fold(v[0][1], x.y, keep, part);
-    v[1][0] = fold(v[1][0], x.z, keep, part), v[1][1] = fold(v[1][1], x.w, keep, part);
+  static void fold_later(float (*v)[2], const float4& x, float rescale, float part) {
+    v[0][0] = fold(v[0][0], x.x, rescale, part), v[0][1] = fold(v[0][1], x.y, rescale, part);
+    v[1][0] = fold(v[1][0], x.z, rescale, part), v[1][1] = fold(v[1][1], x.w, rescale, part);
   }
 
-  // A unit's states: values [group][vector][thread], then {reference, sum} [group][row].
+  // A work item's states: values [group][vector][thread], then {reference, sum} [group][row].
   uint64_t area(const abi::AttentionRun& run) const {
     constexpr uint64_t kBytes = 4 * draft_area_floats(T::kVDim, T::kLayout.rows());
     return args_.at[abi::arg_partial] + paged_counter_bytes(gridDim.x * kWarps) + run.area * kBytes;
@@ -98,7 +98,7 @@ class DraftMerge {
     return area + (uint64_t{group} * kVectors * T::kConsumers + threadIdx.x) * 16;
   }
   static uint64_t state_at(uint64_t area, uint32_t group) {
-    constexpr uint64_t kValues = kDraftCut.most_pieces * T::kLayout.rows() * T::kVDim;
+    constexpr uint64_t kValues = kDraftCut.max_splits * T::kLayout.rows() * T::kVDim;
     return area + (kValues + (group * T::kLayout.rows() + threadIdx.x / 4) * 2) * 4;
   }
   void put_scratch(const abi::AttentionRun& run, uint32_t group, const DraftRowState& now,
@@ -118,8 +118,8 @@ class DraftMerge {
     const float2 of = load_l2<float2>(state_at(area, group));
     now = {of.x, of.y};
   }
-  // A unit that several blocks share: the last one to count its groups folds them all, to `v`. The
-  // first left one state for all of its own. False: another block does it.
+  // A work item that several blocks share: the last one to count its groups folds them all, to `v`.
+  // The first left one state for all of its own. False: another block does it.
   bool merge_blocks(const abi::AttentionRun& run, const RunGroups& of, Values& v) {
     const uint32_t all = of.all;
     __syncwarp();
@@ -149,10 +149,10 @@ class DraftMerge {
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         if (group + i >= all) break;
-        float keep, part;
-        row_.fold(later[i], keep, part);
+        float rescale, part;
+        row_.fold(later[i], rescale, part);
 #pragma unroll
-        for (uint32_t k = 0; k < kVectors; ++k) fold_later(v + 2 * k, y[i][k], keep, part);
+        for (uint32_t k = 0; k < kVectors; ++k) fold_later(v + 2 * k, y[i][k], rescale, part);
       }
     }
     return true;

@@ -151,7 +151,7 @@ class DraftProducer {
   void describe(uint32_t index, uint32_t word) {
     DraftRun& to = state_.run(index);
     if (lane() < abi::kRunWords) reinterpret_cast<uint32_t*>(&to.of)[lane()] = word;
-    if (lane() == abi::kRunWords) to.bad = 0;
+    if (lane() == abi::kRunWords) to.invalid = 0;
     arrive_warp(&state_.described[index % kDraftRuns]);
   }
   void describe(uint32_t index) {
@@ -220,7 +220,7 @@ class DraftProducer {
   // shows in the rows.
   void begin_batch() {
     if (page_ >= p_.table.pages) {
-      atomicOr(&state_.run(copied_run_).bad, 1u);
+      atomicOr(&state_.run(copied_run_).invalid, 1u);
       page_ = 0;
     }
     address_ = from_ + page_ * p_.table.page_stride + tile_ * stride_;

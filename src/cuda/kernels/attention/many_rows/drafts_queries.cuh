@@ -34,10 +34,10 @@ inline void store_draft_query(const float (&x)[8], uint32_t row, unsigned char* 
       make_uint2(first.lower, second.lower);
 }
 
-// The warp's rows of a unit, from `first` on: operands to `to`, factors and biases to rows `place`
-// and following of the state. `half`: 0 or 1 for rows 0 to 3 or 4 to 7 alone; 2: all. Whether the
-// schedule is of another step. All loads are issued together: behind a block's keys each takes
-// microseconds.
+// The warp's rows of a work item, from `first` on: operands to `to`, factors and biases to rows
+// `place` and following of the state. `half`: 0 or 1 for rows 0 to 3 or 4 to 7 alone; 2: all.
+// Whether the schedule is of another step. All loads are issued together: behind a block's keys
+// each takes microseconds.
 template <class T>
 inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run, uint32_t first,
                                uint32_t place, uint32_t half, unsigned char* to) {
@@ -45,7 +45,8 @@ inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run,
   using Lane = LaneQuery<T>;
   constexpr uint32_t kTogether = kWarp / Lane::kLanes, kPasses = kDraftWarpRows / kTogether,
                      kHalf = kPasses / 2, kAtOnce = kHalf < 2 ? 1 : 2;
-  constexpr int32_t kTop = 13;  // 14 bits, so that sums of 256 products with levels have 30
+  constexpr int32_t kExponentBound =
+      13;  // 14 bits, so that sums of 256 products with levels have 30
   const abi::AttentionParams& p = state.call;
   const Args& args = state.args;
   const uint64_t q = args.at[arg_q];
@@ -76,7 +77,7 @@ inline bool load_draft_queries(DraftsState& state, const abi::AttentionRun& run,
     for (uint32_t at = 0; at < kAtOnce; ++at) {
       const uint32_t r = (pass + at) * kTogether + own;
       float x[8];
-      const float factor = queries[at].scaled(p.q_dtype, logits, signs, kTop, x);
+      const float factor = queries[at].scaled(p.q_dtype, logits, signs, kExponentBound, x);
       store_draft_query<T>(x, r, to);
       int32_t sum = 0;
 #pragma unroll

@@ -16,11 +16,11 @@ struct DraftRowState {
   static float power(float x) {
     return x < -126.0f ? 0.0f : power_of_two(static_cast<int32_t>(x < 0 ? x : 0.0f));
   }
-  // Folds a later state; `keep` and `part`: factors of the values.
-  void fold(const DraftRowState& later, float& keep, float& part) {
+  // Folds a later state; `rescale` and `part`: factors of the values.
+  void fold(const DraftRowState& later, float& rescale, float& part) {
     const float to = fmaxf(reference, later.reference);
-    keep = power(reference - to), part = power(later.reference - to);
-    sum = __fmaf_rn(later.sum, part, __fmul_rn(sum, keep));  // NaN stays, whatever the factor
+    rescale = power(reference - to), part = power(later.reference - to);
+    sum = __fmaf_rn(later.sum, part, __fmul_rn(sum, rescale));  // NaN stays, whatever the factor
     reference = to;
   }
   SoftmaxState softmax() const {
@@ -102,9 +102,9 @@ class DraftSums {
 #pragma unroll
     for (uint32_t i = 0; i < kVTiles * 2; ++i) {
       const int32_t hi = of_values[i / 2][i % 2], lo = of_values[i / 2][2 + i % 2];
-      const auto rest = static_cast<int32_t>(static_cast<uint32_t>(hi) * Form::kStep - upper);
+      const auto below = static_cast<int32_t>(static_cast<uint32_t>(hi) * Form::kStep - upper);
       v[i / 2][i % 2] =
-          __fmul_rn(__fmaf_rn(static_cast<float>(rest), 256 * kUnit,
+          __fmul_rn(__fmaf_rn(static_cast<float>(below), 256 * kUnit,
                               __fmaf_rn(static_cast<float>(lo), Form::kStep * kUnit, -lower)),
                     inverse);
     }
@@ -120,7 +120,7 @@ class DraftSums {
     const float factor = factor_, fixed = fixed_.scale;
     const float dithers[4] = {dither_, dither_ + 0.25f, dither_ + 0.5f, dither_ + 0.75f};
     uint32_t all = 0;
-    float more = 0;
+    float stage_sum = 0;
 #pragma unroll
     for (uint32_t t = 0; t < kTiles; ++t) {
       const float2 scales = v_scales[t * 4];
@@ -135,9 +135,9 @@ class DraftSums {
           w[t][e] = careful_weight(p[e], e == 0 ? scales.x : scales.y, dither);
         all |= w[t][e];
       }
-      more += p[0] + p[1];
+      stage_sum += p[0] + p[1];
     }
-    sum = sum_ + more;
+    sum = sum_ + stage_sum;
     return all < kTooLarge && sum < 0x1p64f;
   }
   // The scale of a slot without a key may be NaN, or never written.
@@ -148,10 +148,10 @@ class DraftSums {
     return to_integer(is_finite(scale) ? fmaf(p, scale, dither) : fmaf(p * v_scale, fixed, dither));
   }
 
-  // Adapts a row's reference and fixed-point scale to a stage, and its sums to these. `mine`: the
+  // Adapts a row's reference and fixed-point scale to a stage, and its sums to these. `raises`: the
   // thread's row is one that asks for it; others keep theirs, whatever their neighbours do.
   template <uint32_t kTiles>
-  void raise_reference(bool mine, const float (&x)[kTiles][2], const float2* v_scales) {
+  void raise_reference(bool raises, const float (&x)[kTiles][2], const float2* v_scales) {
     const float factor = factor_;
     // A lane's keys may all be hidden, where the sums over V are of all four lanes' keys.
     const bool held = (__ballot_sync(kAll, sum_ != 0 ? 1 : 0) & row_lanes()) != 0;
@@ -160,13 +160,13 @@ class DraftSums {
     for (uint32_t i = 0; i < kTiles * 2; ++i) largest = fmaxf(largest, x[i / 2][i % 2]);
     largest = warp_max<4>(largest) * factor;
     uint32_t shift = 0;
-    if (mine && largest - reference_ > kFarAbove - kReferenceHeadroom) {
+    if (raises && largest - reference_ > kFarAbove - kReferenceHeadroom) {
       const float up = ceilf(fmaxf(largest, kLowest)) + kReferenceHeadroom;
       shift = static_cast<uint32_t>(fminf(up - reference_, 512.0f));
       sum_ = shift > 126 ? 0.0f : sum_ * power_of_two(-static_cast<int32_t>(shift));
       reference_ = up;
     }
-    float most = 0;
+    float max_weight = 0;
     bool known = true;
 #pragma unroll
     for (uint32_t t = 0; t < kTiles; ++t) {
@@ -175,15 +175,15 @@ class DraftSums {
       for (uint32_t e = 0; e < 2; ++e) {
         const float p = exp2_fast(fmaf(x[t][e], factor, -reference_));
         const float weight = p == 0 ? 0.0f : p * (e == 0 ? scales.x : scales.y);
-        most = fmaxf(most, weight);
+        max_weight = fmaxf(max_weight, weight);
         known = known && !is_nan(weight);
       }
     }
-    most = warp_max<4>(most);
+    max_weight = warp_max<4>(max_weight);
     const bool unknown = (__ballot_sync(kAll, known ? 0 : 1) & row_lanes()) != 0;
-    if (!mine) return;
+    if (!raises) return;
     // A stage has so many keys that few of later ones have much larger weights.
-    shift = rescale_weights<3>(fixed_, most, shift);
+    shift = rescale_weights<3>(fixed_, max_weight, shift);
     if (unknown) fixed_.scale = __uint_as_float(0x7FC00000u);
     if (shift != 0 && held) rescale_sums(shift);
   }
@@ -192,16 +192,16 @@ class DraftSums {
   // Divides sums by 2^shift, to the nearest. The remainder of the hi bytes' sum goes to the lo
   // bytes'.
   void rescale_sums(uint32_t shift) {
-    constexpr uint32_t kMost = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
+    constexpr uint32_t kMax = 48, kStep = 16;  // 48 leave nothing of a sum; 16 fit in 32-bit sums
     auto weights = static_cast<int32_t>(fixed_.weight_sum - surplus());
 #pragma unroll 1
-    for (uint32_t left = shift < kMost ? shift : kMost; left != 0;) {
+    for (uint32_t left = shift < kMax ? shift : kMax; left != 0;) {
       const uint32_t by = left < kStep ? left : kStep;
-      const int32_t half = 1 << (by - 1), rest = (1 << by) - 1;
+      const int32_t half = 1 << (by - 1), mask = (1 << by) - 1;
 #pragma unroll
       for (uint32_t i = 0; i < kVTiles * 2; ++i) {
         int32_t &hi = of_values[i / 2][i % 2], &lo = of_values[i / 2][2 + i % 2];
-        lo = (lo + (hi & rest) * 256 + half) >> by;
+        lo = (lo + (hi & mask) * 256 + half) >> by;
         hi >>= by;
       }
       weights = (weights + half) >> by;

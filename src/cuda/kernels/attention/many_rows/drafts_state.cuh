@@ -51,13 +51,13 @@ struct DraftLimits {
 
 struct DraftRun {
   abi::AttentionRun of;
-  uint32_t bad;  // 1: a page that does not exist
+  uint32_t invalid;  // 1: a page that does not exist
 };
 
 // Copies run ahead of unpacking and this of multiplying, by at most so many stages together, of
 // which each may be another run's; a run's place is used again when all are done with it.
 constexpr uint32_t kDraftRuns = 16;
-static_assert(kDraftRuns > kDraftMostSlots + kDraftMostStored + 2);
+static_assert(kDraftRuns > kDraftMaxSlots + kDraftMaxStored + 2);
 
 // The call lies in shared memory: where they read it from the kernel's own parameters, NVRTC spends
 // minutes on what their addresses may alias.
@@ -66,10 +66,10 @@ struct DraftsState {
   Args args;
   DraftRun runs[kDraftRuns];
   PhaseBarrier described[kDraftRuns];
-  PhaseBarrier full[kDraftMostSlots], empty[kDraftMostSlots];
-  PhaseBarrier loaded[kDraftMostStored];  // stages as they are stored
-  float factor[2 * kDraftRows];           // of a row's scores, in base 2
-  int32_t biases[2 * kDraftRows];         // what LevelForm's bias adds to a row's sums
+  PhaseBarrier full[kDraftMaxSlots], empty[kDraftMaxSlots];
+  PhaseBarrier loaded[kDraftMaxStored];  // stages as they are stored
+  float factor[2 * kDraftRows];          // of a row's scores, in base 2
+  int32_t biases[2 * kDraftRows];        // what LevelForm's bias adds to a row's sums
   DraftLimits limits[2 * kDraftRows];
   SharedLevelTable table_k, table_v;
   float2 halves[2 * 8];  // {reference, sum} of rows of the second half of a stage's keys

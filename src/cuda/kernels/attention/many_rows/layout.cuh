@@ -22,7 +22,7 @@ constexpr uint32_t kHalfBytes = 113 << 10;
 constexpr uint32_t kGroupRows = 64;      // of a consumer warpgroup
 constexpr uint32_t kGroupThreads = 128;  // of a warpgroup
 constexpr uint32_t kProducers = 128;     // threads
-constexpr uint32_t kMostSlots = 6;
+constexpr uint32_t kMaxSlots = 6;
 // Stages in the ring of scales and numbers. Producers are at most three stages ahead of the oldest
 // scores without weights: a slot of K is free as soon as its scores are there.
 constexpr uint32_t kKeyInfoStages = 4;
@@ -37,7 +37,7 @@ struct ManyRowsLayout {
   uint32_t k_panel, v_panel;  // bytes of an operand's part of 128 bytes a row
   uint32_t q_panel;
   uint32_t slot_bytes;
-  uint32_t scales, numbers, v_scales, tops,
+  uint32_t scales, numbers, v_scales, maxima,
       key_info_bytes;                                  // inside what is known of a stage's keys
   uint32_t k_tile_bytes, v_tile_bytes, stored_scales;  // of 8 keys; of a stored item: K's, V's
   uint32_t stored_bytes;
@@ -84,8 +84,8 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.scales = 0;
   a.numbers = a.scales + a.keys * 4;
   a.v_scales = a.numbers + a.keys * 4;
-  a.tops = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
-  a.key_info_bytes = a.tops + 16;
+  a.maxima = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
+  a.key_info_bytes = a.maxima + 16;
   const uint32_t tiles = a.keys / abi::kKvTile;
   a.k_tile_bytes = k_dim * (k_levels ? abi::kv_bits(k_format) : 16);
   a.v_tile_bytes = v_dim * (v_levels ? abi::kv_bits(v_format) : 16);
@@ -96,15 +96,15 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.q = kManyRowsStateBytes;
   a.key_info = a.q + a.groups * panels_of(k_dim) * a.q_panel;
   a.slot = round_up(a.key_info + kKeyInfoStages * a.key_info_bytes, 1024);
-  for (uint32_t slots = k_levels && v_levels ? 4 : kMostSlots; slots >= 3; --slots) {
+  for (uint32_t slots = k_levels && v_levels ? 4 : kMaxSlots; slots >= 3; --slots) {
     a.stored = a.slot + slots * a.slot_bytes;
     // Items that go straight into slots need free ones; two are left to the consumers meanwhile.
     const uint32_t direct = slots > 4 ? slots - 2 : 2;
     a.ahead = direct;
     if (a.stored_bytes != 0) {
       const uint32_t left = a.stored < budget ? (budget - a.stored) / a.stored_bytes : 0;
-      const uint32_t most = k_levels && v_levels ? kMostSlots : direct;
-      a.ahead = left < most ? left : most;
+      const uint32_t limit = k_levels && v_levels ? kMaxSlots : direct;
+      a.ahead = left < limit ? left : limit;
     }
     a.total = a.stored + (a.stored_bytes != 0 ? a.ahead * a.stored_bytes : 0);
     a.slots = slots;
@@ -114,16 +114,17 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   return a;
 }
 
-// Draft tokens over pages: the keys of a group, from the step schedule, the rows of a unit, and the
-// scratch of a call: counters, then for each block the states of the groups of one unit.
+// Draft tokens over pages: the keys of a group, from the step schedule, the rows of a work item,
+// and the scratch of a call: counters, then for each block the states of the groups of one work
+// item.
 constexpr abi::AttentionCut kManyRowsCut = {1024, 32};
-constexpr uint64_t many_rows_unit_rows(uint64_t max_query_length, uint64_t group) {
+constexpr uint64_t many_rows_item_rows(uint64_t max_query_length, uint64_t group) {
   const uint64_t rows = max_query_length * group;
   return rows < kGroupRows ? rows : kGroupRows;
 }
-constexpr uint64_t many_rows_scratch_floats(uint64_t unit_rows, uint32_t v_dim, uint32_t blocks) {
+constexpr uint64_t many_rows_scratch_floats(uint64_t item_rows, uint32_t v_dim, uint32_t blocks) {
   return paged_counter_bytes(blocks) / 4 +
-         blocks * (kManyRowsCut.most_pieces * unit_rows * (v_dim + 2));
+         blocks * (kManyRowsCut.max_splits * item_rows * (v_dim + 2));
 }
 
 }  // namespace gyre::cuda

@@ -13,7 +13,7 @@ namespace gyre::cuda {
 
 using enum abi::AttentionArg;
 
-// What is the same for all work tiles of a block. One thread.
+// Sets what all work tiles of a block share. One thread.
 template <class T>
 inline void start_block(ManyRowsState& state, const abi::AttentionParams& params,
                         const Args& args) {
@@ -21,7 +21,7 @@ inline void start_block(ManyRowsState& state, const abi::AttentionParams& params
   const bool batch = params.table.page_tokens != 0;
   tile.params = params;
   tile.group = params.group;
-  tile.bad = 0;
+  tile.invalid = 0;
   if (!batch && args.at[arg_state] != 0)
     abi::attention_follow(*pointer<const abi::KvState>(args.at[arg_state]), tile.params);
   const uint64_t rows = params.tokens * params.group;

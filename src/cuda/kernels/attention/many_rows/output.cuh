@@ -62,4 +62,19 @@ inline void restore_columns(float (&o)[kDim / 8][kOfTile]) {
   flip_columns<kDim>(o);
 }
 
+// The state of older keys, folded with that of row i, 0 or 1, of the thread's.
+template <class T>
+inline void fold_older(uint64_t from, uint32_t i, SoftmaxState& state, float (&o)[T::kVTiles][4]) {
+  const float2 of = load_l2<float2>(from + T::kVDim * 4);
+  SoftmaxState older = {of.x, of.y};
+  const SoftmaxState::Factors f = older.fold(state);
+  state = older;
+#pragma unroll
+  for (uint32_t t = 0; t < T::kVTiles; ++t) {
+    const float2 x = load_l2<float2>(from + (t * 8 + threadIdx.x % 4 * 2) * 4);
+    o[t][2 * i] = f.fold(x.x, o[t][2 * i]);
+    o[t][2 * i + 1] = f.fold(x.y, o[t][2 * i + 1]);
+  }
+}
+
 }  // namespace gyre::cuda

@@ -23,14 +23,17 @@ class Producer {
     walk_ = {narrow(walk.first_tile), narrow(walk.tiles_a), narrow(walk.tiles),
              narrow(walk.skip),       narrow(walk.end_a),   narrow(walk.end_b),
              narrow(walk.starts_a),   narrow(walk.starts_b)};
+    // The first row's end and the last one's begin: keys between them are seen by all rows.
+    const auto number = [&](int64_t key) {
+      return narrow(key < tile_.walk_key ? 0 : key - tile_.walk_key);
+    };
+    seen_from_ = number(tile_.bounds(tile_.token(tile_.rows - 1)).begin);
+    seen_to_ = tile_.params.tree_stride != 0 ? 0 : number(tile_.bounds(tile_.token(0)).end);
     find_tile(0);
   }
 
   void run() {
     const uint32_t items = 2 * tile_.stage_count();
-    // The first row's end and the last one's begin: keys between them are seen by all rows.
-    const int64_t from = tile_.bounds(tile_.token(tile_.rows - 1)).begin;
-    const int64_t to = tile_.bounds(tile_.token(0)).end;
     SlotCursor<kLayout.slots> at;
     // Item m is copied, and item m - ahead + 1 handed over.
     constexpr uint32_t kBefore = kLayout.ahead - 1;
@@ -48,7 +51,7 @@ class Producer {
           hand_over<T::kK, true>(n, at);
         } else {
           hand_over<T::kV, false>(n, at);
-          if constexpr (!T::kLevelsV) find_non_finite(stage_of(n), at.slot, from, to);
+          if constexpr (!T::kLevelsV) find_non_finite(stage_of(n), at.slot);
         }
         fence_operands();
         arrive(&state_.full[at.slot]);
@@ -101,20 +104,15 @@ class Producer {
     next_.at = {0, walk_.tile(index)};
     if (tile_.paged() && next_.present) next_.at = tile_.page_tile(index);
   }
-  static uint64_t shuffled(uint64_t x, uint32_t lane) {
-    const uint32_t low = __shfl_sync(kAll, static_cast<uint32_t>(x), static_cast<int>(lane));
-    const uint32_t high = __shfl_sync(kAll, static_cast<uint32_t>(x >> 32), static_cast<int>(lane));
-    return uint64_t{high} << 32 | low;
-  }
 
   template <bool kLevels, uint32_t kDim, uint32_t kTileBytes, uint32_t kPanel>
   void copy_item(uint32_t n, const LaneTile& tile, const abi::KvCacheLayout& layout,
                  const uint8_t* codes, const uint8_t* scales) {
-    const uint64_t mine = tile.offset(layout.codes_tile_stride);
+    const uint64_t tile_offset = tile.offset(layout.codes_tile_stride);
     if constexpr (kLevels) {
       const uint32_t there = __ballot_sync(kAll, tile.present ? 1 : 0);
       unsigned char* const to = stored(n % kLayout.ahead);
-      copy_stored<kTileBytes>(mine, there, codes, to);
+      copy_stored<kTileBytes>(tile_offset, there, codes, to);
       // A part of the scales by each warp.
       const ScalesOf of = scales_of(n, thread() / kWarp, tile, layout, scales);
       if (thread() % kWarp < T::kTiles && tile.present && of.from != nullptr)
@@ -127,12 +125,12 @@ class Producer {
       if (is_keys(n)) number_keys(stage);
       const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
       const bool whole = walk_.whole(stage * T::kKeys);
-      if (whole && in_runs(mine, layout.codes_tile_stride, kTileBytes)) {
-        copy_runs<kDim, kPanel>(mine, codes, slot(at));
+      if (whole && in_runs(tile_offset, layout.codes_tile_stride, kTileBytes)) {
+        copy_runs<kDim, kPanel>(tile_offset, codes, slot(at));
       } else if (whole) {
-        copy_rows<kDim, kPanel, true>(stage, mine, there, stride, codes, slot(at));
+        copy_rows<kDim, kPanel, true>(stage, tile_offset, there, stride, codes, slot(at));
       } else {
-        copy_rows<kDim, kPanel, false>(stage, mine, there, stride, codes, slot(at));
+        copy_rows<kDim, kPanel, false>(stage, tile_offset, there, stride, codes, slot(at));
       }
     }
   }
@@ -157,14 +155,15 @@ class Producer {
 
   // Tiles of levels as they are stored, one behind the other.
   template <uint32_t kTileBytes>
-  void copy_stored(uint64_t mine, uint32_t there, const uint8_t* codes, unsigned char* to) const {
+  void copy_stored(uint64_t tile_offset, uint32_t there, const uint8_t* codes,
+                   unsigned char* to) const {
     constexpr uint32_t kChunks = kTileBytes / 16;
     // A warp's lanes go on together: chunks are a multiple of 32.
     static_assert(T::kTiles * kChunks % kWarp == 0);
 #pragma unroll 4
     for (uint32_t c = thread(); c < T::kTiles * kChunks; c += kProducers) {
       const uint32_t tile = c / kChunks;
-      const uint64_t from = shuffled(mine, tile);
+      const uint64_t from = shuffled(tile_offset, tile);
       if ((there >> tile & 1) != 0)
         copy_async<16>(shared_address(to + c * 16), codes + from + c % kChunks * 16, true);
     }
@@ -173,15 +172,15 @@ class Producer {
   // Whether each eight of the stage's tiles lie one behind the other: most do, unless pages are
   // small.
   static constexpr uint32_t kRunTiles = 8;
-  static bool in_runs(uint64_t mine, uint64_t tile_stride, uint32_t tile_bytes) {
+  static bool in_runs(uint64_t tile_offset, uint64_t tile_stride, uint32_t tile_bytes) {
     const uint32_t lane = threadIdx.x % kWarp;
-    const uint64_t first = shuffled(mine, lane / kRunTiles * kRunTiles);
+    const uint64_t first = shuffled(tile_offset, lane / kRunTiles * kRunTiles);
     return tile_stride == tile_bytes &&
-           __all_sync(kAll, mine == first + lane % kRunTiles * tile_bytes ? 1 : 0) != 0;
+           __all_sync(kAll, tile_offset == first + lane % kRunTiles * tile_bytes ? 1 : 0) != 0;
   }
   // As copy_rows, where they do: addresses differ by constants.
   template <uint32_t kDim, uint32_t kPanel>
-  void copy_runs(uint64_t mine, const uint8_t* codes, unsigned char* to) const {
+  void copy_runs(uint64_t tile_offset, const uint8_t* codes, unsigned char* to) const {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = kDim * 2;
     const Copies of(thread());
@@ -191,7 +190,7 @@ class Producer {
                                  lane / 8 * kPanel + ((lane ^ column) & 7) * 16;
 #pragma unroll
     for (uint32_t first = 0; first < T::kTiles; first += kRunTiles) {
-      const uint8_t* const run = from + shuffled(mine, first);
+      const uint8_t* const run = from + shuffled(tile_offset, first);
 #pragma unroll
       for (uint32_t tile = 0; tile < kRunTiles; tile += Copies::kTilesAtOnce) {
 #pragma unroll
@@ -207,18 +206,18 @@ class Producer {
   // Rows of 16-bit floats to their places in the operand; those without a key become zeros. A whole
   // stage has a key in every row: most have.
   template <uint32_t kDim, uint32_t kPanel, bool kWhole>
-  void copy_rows(uint32_t stage, uint64_t mine, uint32_t there, uint64_t stride,
+  void copy_rows(uint32_t stage, uint64_t tile_offset, uint32_t there, uint64_t stride,
                  const uint8_t* codes, unsigned char* to) const {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
-    const Copies mine_of(thread());
-    const uint32_t lane = thread() % kLanes, row = mine_of.row, column = T::column(row);
+    const Copies copies(thread());
+    const uint32_t lane = thread() % kLanes, row = copies.row, column = T::column(row);
     const uint8_t* const from = codes + row * stride + lane * 16;
     const SharedAddress target = shared_address(to + column * 128);
 #pragma unroll 4
     for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
-      const uint32_t tile = i * Copies::kTilesAtOnce + mine_of.tile;
-      const uint64_t offset = shuffled(mine, tile);
+      const uint32_t tile = i * Copies::kTilesAtOnce + copies.tile;
+      const uint64_t offset = shuffled(tile_offset, tile);
       const bool key = kWhole || ((there >> tile & 1) != 0 &&
                                   walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
 #pragma unroll
@@ -271,9 +270,9 @@ class Producer {
         to + (kOfV ? kLayout.v_scales : kLayout.scales))[key / 8 * 8 + T::column(key % 8)] = scale;
     if constexpr (kOfV) {
       const bool counts = is_finite(scale) && walk_.key_of(stage * T::kKeys + key) != walk_.kNoKey;
-      const uint32_t top = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
+      const uint32_t largest = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
       if (thread() % kWarp == 0)
-        reinterpret_cast<uint32_t*>(to + kLayout.tops)[thread() / kWarp] = top;
+        reinterpret_cast<uint32_t*>(to + kLayout.maxima)[thread() / kWarp] = largest;
     }
   }
 
@@ -356,24 +355,22 @@ class Producer {
   // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
   // finite becomes 0, and the consumers are told which keys had it. A thread looks at what it
   // copied; a warp's keys are a bit each.
-  void find_non_finite(uint32_t stage, uint32_t at, int64_t from, int64_t to) {
-    const uint64_t begin = uint64_t{stage} * T::kKeys;
-    uint32_t bad = 0;
-    if (!(tile_.walk.whole(begin) && tile_.params.tree_stride == 0 && tile_.key_of(begin) >= from &&
-          tile_.key_of(begin) + T::kKeys <= to))
-      bad = zero_non_finite(slot(at));
-    bad = __reduce_or_sync(kAll, bad);
+  void find_non_finite(uint32_t stage, uint32_t at) {
+    const uint32_t begin = stage * T::kKeys, first = walk_.key_at(begin);
+    const bool all_seen = walk_.whole(begin) && first >= seen_from_ && first + T::kKeys <= seen_to_;
+    const uint32_t non_finite = all_seen ? 0 : __reduce_or_sync(kAll, zero_non_finite(slot(at)));
     if (thread() % kWarp == 0)
-      reinterpret_cast<uint32_t*>(key_info<T>(stage) + kLayout.tops)[thread() / kWarp] = bad;
+      reinterpret_cast<uint32_t*>(key_info<T>(stage) + kLayout.maxima)[thread() / kWarp] =
+          non_finite;
   }
   uint32_t zero_non_finite(unsigned char* values) const {
     using Copies = RowCopies<T::kVDim>;
     constexpr uint32_t kExponent = T::kV == kFormatF16 ? 0x7C00u : 0x7F80u;
-    const Copies mine(thread());
-    uint32_t bad = 0;
+    const Copies copies(thread());
+    uint32_t non_finite = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
-      const uint32_t row = (i * Copies::kTilesAtOnce + mine.tile) * 8 + mine.row;
+      const uint32_t row = (i * Copies::kTilesAtOnce + copies.tile) * 8 + copies.row;
 #pragma unroll 1
       for (uint32_t c = thread() % Copies::kLanes; c < Copies::kChunks; c += Copies::kLanes) {
         auto* const words =
@@ -382,18 +379,19 @@ class Producer {
         for (uint32_t w = 0; w < 4; ++w) {
           const uint32_t two = words[w];
           if (!not_finite(two, kExponent)) continue;
-          bad |= 1u << (i * Copies::kOfWarp + thread() % kWarp / Copies::kLanes);
+          non_finite |= 1u << (i * Copies::kOfWarp + thread() % kWarp / Copies::kLanes);
           words[w] = ((two & kExponent) == kExponent ? 0 : two & 0xFFFFu) |
                      ((two >> 16 & kExponent) == kExponent ? 0 : two & 0xFFFF0000u);
         }
       }
     }
-    return bad;
+    return non_finite;
   }
 
   ManyRowsState& state_;
   const RowTile& tile_;
   abi::KvWalk<uint32_t> walk_;
+  uint32_t seen_from_, seen_to_;   // keys that all rows see, counted as walk_ does
   LaneTile now_ = {}, next_ = {};  // of the stage that is copied, and of the one after it
   LevelTable table_k_, table_v_;
 };

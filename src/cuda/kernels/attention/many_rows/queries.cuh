@@ -59,28 +59,29 @@ class LaneQuery {
   }
 
   // Rotated over levels and scaled by a power of two, so that the largest magnitude of the row is
-  // below 2^(top + 1); returns the factor of the row's scores. A negative scale turns the query
-  // round: factors are not negative, and never 0.
-  float scaled(uint32_t dtype, float logits, uint32_t signs, int32_t top, float (&x)[8]) const {
+  // below 2^(exponent_bound + 1); returns the factor of the row's scores. A negative scale turns
+  // the query round: factors are not negative, and never 0.
+  float scaled(uint32_t dtype, float logits, uint32_t signs, int32_t exponent_bound,
+               float (&x)[8]) const {
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) x[i] = chunk() < kChunks ? as_float(bits_[i], dtype) : 0.0f;
     if constexpr (T::kLevelsK) rotate(x, signs);
-    uint32_t most = 0;  // as bits: numbers that are not finite have the largest
+    uint32_t max_bits = 0;  // as bits: numbers that are not finite have the largest
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
       const uint32_t magnitude = __float_as_uint(x[i]) & 0x7FFFFFFFu;
-      most = magnitude > most ? magnitude : most;
+      max_bits = magnitude > max_bits ? magnitude : max_bits;
     }
 #pragma unroll
     for (uint32_t by = 1; by < kLanes; by *= 2) {
-      const uint32_t other = __shfl_xor_sync(kAll, most, static_cast<int>(by));
-      most = other > most ? other : most;
+      const uint32_t other = __shfl_xor_sync(kAll, max_bits, static_cast<int>(by));
+      max_bits = other > max_bits ? other : max_bits;
     }
-    const float largest = __uint_as_float(most);
+    const float largest = __uint_as_float(max_bits);
     const bool finite = is_finite(largest);
-    constexpr int32_t kMostUp = 100;  // the factor stays a normal number
-    int32_t up = largest == 0 || !finite ? 0 : top - exponent_of(largest);
-    if (up > kMostUp) up = kMostUp;
+    constexpr int32_t kMaxUp = 100;  // the factor stays a normal number
+    int32_t up = largest == 0 || !finite ? 0 : exponent_bound - exponent_of(largest);
+    if (up > kMaxUp) up = kMaxUp;
     const float factor = fabsf(logits) * power_of_two(-up);
     const float sign = factor == 0 || !finite ? 0.0f : (logits < 0 ? -1.0f : 1.0f);
 #pragma unroll

@@ -1,8 +1,9 @@
 #pragma once
 // Attention of many rows, of draft tokens over pages: work tiles from the step schedule
-// (abi/attention_schedule.h). A tile is a group of a run's pieces, for all rows of a unit. The
-// states of a unit's groups are folded in the order of their keys, by the block that has them all,
-// or by the last one to come of several: a row's bits do not depend on how blocks share the groups.
+// (abi/attention_schedule.h). A tile is a group of a run's splits, for all rows of a work item. The
+// states of a work item's groups are folded in the order of their keys, by the block that has them
+// all, or by the last one to come of several: a row's bits do not depend on how blocks share the
+// groups.
 #include "cuda/kernels/attention/common/row_output.cuh"
 #include "cuda/kernels/attention/common/row_tile_batch.cuh"
 #include "cuda/kernels/attention/common/schedule_run.cuh"
@@ -10,15 +11,15 @@
 
 namespace gyre::cuda {
 
-// Where the states of a unit's groups lie.
-class UnitStates {
+// Where the states of a work item's groups lie.
+class ItemStates {
  public:
-  UnitStates(const RowTile& tile, const Args& args, const abi::AttentionRun& run)
+  ItemStates(const RowTile& tile, const Args& args, const abi::AttentionRun& run)
       : row_bytes_(uint64_t{tile.params.v.head_dim + 2} * 4),
-        group_bytes_(many_rows_unit_rows(tile.params.table.max_query_length, tile.params.group) *
+        group_bytes_(many_rows_item_rows(tile.params.table.max_query_length, tile.params.group) *
                      row_bytes_),
         begin_(args.at[abi::arg_partial] + paged_counter_bytes(gridDim.x) +
-               run.area * (kManyRowsCut.most_pieces * group_bytes_)) {}
+               run.area * (kManyRowsCut.max_splits * group_bytes_)) {}
   uint64_t at(uint32_t group, uint32_t row = 0) const {
     return begin_ + group * group_bytes_ + row * row_bytes_;
   }
@@ -40,8 +41,8 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
   tile.split = 0;
   tile.entries = pointer<const uint32_t>(args.at[arg_table]) + run.sequence * p.table.stride +
                  p.table.first_entry;
-  tile.bad = run.shift_and_valid < 256 || is_stale(args, run) ? 1 : 0;
-  const UnitStates states(tile, args, run);
+  tile.invalid = run.shift_and_valid < 256 || is_stale(args, run) ? 1 : 0;
+  const ItemStates states(tile, args, run);
   state.older = groups.first == 0 && group != 0 ? states.at(0) : 0;
   state.states = groups.first == 0 ? states.at(0) : states.at(group);
   if (groups.whole() && group + 1 == groups.end) state.states = 0;
@@ -49,9 +50,9 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
   tile.mask = {static_cast<int64_t>(run.length), static_cast<int64_t>(run.tokens),
                abi::row_window<int64_t>(p.window), p.causal != 0};
   abi::fill_segment(tile.mask, p.segment, p.places, uint64_t{run.tail_begin});
-  static_assert(abi::kGroupPieces == 4);
+  static_assert(abi::kGroupSplits == 4);
   const uint32_t shift = run.shift_and_valid % 256 + 2;
-  const uint64_t number = run.unit_first / abi::kGroupPieces + group;
+  const uint64_t number = run.item_first / abi::kGroupSplits + group;
   const uint64_t from = number << shift, to = (number + 1) << shift;
   tile.first_key = static_cast<int64_t>(from < run.begin ? run.begin : from);
   tile.last_key = static_cast<int64_t>(to < run.end ? to : run.end);
@@ -59,14 +60,14 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
   place_page_walk(tile);
 }
 
-// Folds the states of a unit's groups and writes its rows, a warp to a row.
+// Folds the states of a work item's groups and writes its rows, a warp to a row.
 template <class T>
-inline void fold_unit(const ManyRowsState& state, const Args& args, uint32_t groups) {
+inline void fold_item(const ManyRowsState& state, const Args& args, uint32_t groups) {
   const uint32_t done = state.merge_groups;  // their fold is the first state
   constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = 8;
   const RowTile& tile = state.tile;
   const uint32_t lane = threadIdx.x % kWarp;
-  const UnitStates states(tile, args, state.run);
+  const ItemStates states(tile, args, state.run);
 #pragma unroll 1
   for (uint32_t r = threadIdx.x / kWarp; r < state.run.rows;
        r += T::kGroups * kGroupThreads / kWarp) {
@@ -135,7 +136,7 @@ inline void for_each_run(ManyRowsState& state, const Args& args, const Role& rol
       if (threadIdx.x == 0)
         state.merge_groups = count_groups(args.at[abi::arg_partial] + state.run.area * 4, groups);
       sync_named_barrier<T::kGroups * kGroupThreads / kWarp>(kConsumerRole);
-      if (state.merge_groups != 0) fold_unit<T>(state, args, groups.all);
+      if (state.merge_groups != 0) fold_item<T>(state, args, groups.all);
     }
     __syncthreads();
   }

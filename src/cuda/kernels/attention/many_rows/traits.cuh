@@ -26,7 +26,7 @@ struct ManyRows {
   static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;  // of sums' columns
   static constexpr uint32_t kTiles = kKeys / abi::kKvTile;               // of a stage
   // f16 weights end below 2 to this: small ones would be subnormal.
-  static constexpr float kWeightTop = kBf16V ? 0.0f : 8.0f;
+  static constexpr float kWeightExponent = kBf16V ? 0.0f : 8.0f;
 
   // Column of the scores, and row of an operand, that a slot of a tile has: the order in which V's
   // codes are unpacked.
@@ -45,12 +45,12 @@ struct RowLimits {
 struct ManyRowsState {
   RowTile tile;
   abi::AttentionRun run;  // with a schedule: the one that the tile is of
-  uint32_t merge_groups;  // 0: another block folds the unit's groups
+  uint32_t merge_groups;  // 0: another block folds the work item's groups
   // Addresses of {values, reference, sum} of the tile's rows: where they go, 0: rows are finished;
-  // those of the unit's older keys, which they are folded into first, 0: none.
+  // those of the work item's older keys, which they are folded into first, 0: none.
   uint64_t states, older;
   RowLimits limits[2 * kGroupRows];
-  PhaseBarrier full[kMostSlots], empty[kMostSlots];
+  PhaseBarrier full[kMaxSlots], empty[kMaxSlots];
   PhaseBarrier of_roles[2];      // by role, for racecheck alone
   float factor[2 * kGroupRows];  // of a row's scores, in base 2
   uint64_t of_warps[16];
@@ -58,7 +58,7 @@ struct ManyRowsState {
 };
 static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
-// What is known of the keys of a stage: their scales and numbers.
+// The scales and numbers of a stage's keys.
 template <class T>
 inline unsigned char* key_info(uint32_t stage) {
   return dynamic_shared() + T::kLayout.key_info +

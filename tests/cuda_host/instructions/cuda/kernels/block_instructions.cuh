@@ -23,8 +23,8 @@ inline void expect_transactions(TransactionBarrier* barrier, uint32_t bytes) {
 }
 inline void cluster_arrive() {}
 inline void cluster_wait() { cuda_host::cluster_wait(); }
-inline void dsmem_store(float2 x, float* mine, TransactionBarrier* barrier, uint32_t rank) {
-  *static_cast<float2*>(cuda_host::cluster_pointer(mine, rank)) = x;
+inline void dsmem_store(float2 x, float* local, TransactionBarrier* barrier, uint32_t rank) {
+  *static_cast<float2*>(cuda_host::cluster_pointer(local, rank)) = x;
   static_cast<TransactionBarrier*>(cuda_host::cluster_pointer(barrier, rank))->arrived += sizeof(x);
 }
 inline void wait_for_transactions(const TransactionBarrier* barrier) {

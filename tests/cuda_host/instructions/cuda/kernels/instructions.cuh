@@ -98,11 +98,5 @@ inline uint32_t max_u16x2(uint32_t a, uint32_t b) {
   const uint32_t low = std::max(a & 0xFFFFu, b & 0xFFFFu);
   return std::max(a >> 16, b >> 16) << 16 | low;
 }
-inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
-  const auto one = [](uint32_t x, uint32_t y) -> uint32_t {
-    return from_float<BFloat16>(__uint_as_float(x << 16) - __uint_as_float(y << 16)).bits;
-  };
-  return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
-}
 
 }  // namespace gyre::cuda

@@ -25,17 +25,17 @@ struct RowSet {
 
   // The factors of both sides, of row r of the lane.
   struct Factors {
-    float keep, part;
+    float rescale, part;
   };
   Factors raise(uint32_t r, float part_reference, float part_sum) {
     const float to = fmaxf(reference[r], part_reference);
     const Factors f = {exp2_fast(reference[r] - to), exp2_fast(part_reference - to)};
     reference[r] = to;
-    sum[r] = __fmaf_rn(part_sum, f.part, __fmul_rn(sum[r], f.keep));
+    sum[r] = __fmaf_rn(part_sum, f.part, __fmul_rn(sum[r], f.rescale));
     return f;
   }
-  static float fold(float so_far, float keep, float part, float weight) {
-    return fma_weighted(part, weight, fma_weighted(so_far, keep, 0.0f));
+  static float fold(float so_far, float rescale, float part, float weight) {
+    return fma_weighted(part, weight, fma_weighted(so_far, rescale, 0.0f));
   }
 
   void add(const RowSet& part) {
@@ -45,35 +45,26 @@ struct RowSet {
 #pragma unroll
     for (uint32_t i = 0; i < kVectors * 4; ++i) {
       const Factors& of = f[i % kLaneRows];
-      x[i / 4][i % 4] = fold(x[i / 4][i % 4], of.keep, part.x[i / 4][i % 4], of.part);
+      x[i / 4][i % 4] = fold(x[i / 4][i % 4], of.rescale, part.x[i / 4][i % 4], of.part);
     }
   }
 
-  // What a warp summed up of a piece, alone or behind what is there (kFirst false). `bad`: a page
-  // that does not exist: rows become NaN.
+  // What a warp summed up of a split, alone or behind what is there (kFirst false). `invalid`: a
+  // page that does not exist: rows become NaN.
   template <bool kFirst>
-  void add(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set, bool bad) {
+  void add(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set,
+           bool invalid) {
     constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
     const LevelRow& row = from.row[set];
-    float part_sum = row.sum;
-    uint32_t weight_sum[kBlocks];
-#pragma unroll
-    for (uint32_t block = 0; block < kBlocks; ++block)
-      weight_sum[block] = from.fixed[block][set].weight_sum - lane_weights.surplus;
-#pragma unroll
-    for (int by = 4; by < 32; by *= 2) {
-      part_sum += __shfl_xor_sync(kAll, part_sum, by);
-#pragma unroll
-      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
-        weight_sum[block] += __shfl_xor_sync(kAll, weight_sum[block], by);
-    }
-    if (bad) part_sum = __uint_as_float(0x7FC00000u);
+    const WarpWeights<Traits> weights(lane_weights, from, set);
+    float part_sum = weights.sum;
+    if (invalid) part_sum = __uint_as_float(0x7FC00000u);
     const float scale = common_scale(from, set);
     typename WarpSums<Traits>::Levels levels[kBlocks];
 #pragma unroll
     for (uint32_t block = 0; block < kBlocks; ++block) {
       const float of = from.fixed[block][set].scale;
-      levels[block].set(weight_sum[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
+      levels[block].set(weights.levels[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
     }
     Factors f = {0, 1};
     if constexpr (kFirst) {
@@ -87,15 +78,15 @@ struct RowSet {
       const uint32_t at = i / 2;  // 2 span + e / 2
       const float part = levels[from.block_of(at)].whole(from.sums[set][at] + i % 2 * 2);
       float& to = x[i / 4][i % 4];
-      to = kFirst ? __fmul_rn(part, weight) : fold(to, f.keep, part, weight);
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f.rescale, part, weight);
     }
   }
   template <bool kFirst>
-  void add(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool bad) {
+  void add(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool invalid) {
     const FloatRow& row = from.row[set];
     float all = row.sum + __shfl_xor_sync(kAll, row.sum, 1);
     all += __shfl_xor_sync(kAll, all, 2);
-    if (bad) all = __uint_as_float(0x7FC00000u);
+    if (invalid) all = __uint_as_float(0x7FC00000u);
     const float2 references = transpose_rows(row.reference), sums = transpose_rows(all);
     if constexpr (kFirst) {
       reference[0] = references.x, sum[0] = sums.x;
@@ -110,7 +101,7 @@ struct RowSet {
     for (uint32_t i = 0; i < kVectors * 4; ++i) {
       float& to = x[i / 4][i % 4];
       const float part = from.sums[set][i / 4][i % 4], weight = f[i % 2].part * unit;
-      to = kFirst ? __fmul_rn(part, weight) : fold(to, f[i % 2].keep, part, weight);
+      to = kFirst ? __fmul_rn(part, weight) : fold(to, f[i % 2].rescale, part, weight);
     }
   }
 

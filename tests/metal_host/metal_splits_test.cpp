@@ -1,5 +1,5 @@
-// Decoding over pages in pieces: what a row comes to depends on its sequence alone, not on how many
-// pieces the call has room for, nor on who shares its group.
+// Decoding over pages in splits: what a row comes to depends on its sequence alone, not on how many
+// splits the call has room for, nor on who shares its group.
 #include <gtest/gtest.h>
 
 #include "pages/paged_fixture.h"
@@ -8,7 +8,7 @@ namespace gyre::test {
 namespace {
 
 // Each alone: 300 and 512 keys are then written at once, in the batch merged from one of three.
-TEST(MetalPieces, RowsDoNotDependOnTheBatch) {
+TEST(MetalSplits, RowsDoNotDependOnTheBatch) {
   const std::vector<uint64_t> lengths = {1, 300, 512, 513, 1100, 40};
   const std::vector<Part> parts = {{0, 1, 1},   {1, 300, 2},  {2, 512, 1},
                                    {3, 513, 3}, {4, 1100, 1}, {5, 40, 30, true}};
@@ -22,7 +22,7 @@ TEST(MetalPieces, RowsDoNotDependOnTheBatch) {
 }
 
 // A window begins elsewhere for each token, and so does the walk of a group that has several.
-TEST(MetalPieces, RowsDoNotDependOnTheirNeighbours) {
+TEST(MetalSplits, RowsDoNotDependOnTheirNeighbours) {
   for (const uint64_t window : {uint64_t{0}, uint64_t{33}, uint64_t{1056}}) {
     PagedWorld world(Device::open("metal"), shape_of(KvFormat::tq8, KvFormat::tq4, 16), 4, {1120});
     world.options.mask.window = window;
