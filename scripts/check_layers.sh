@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Includes of src/ may only point down: each folder lists what it may include. src/devices.cpp, the composition root, lies
-# in no folder and may include all of them. tests/layers shows the same of what runtime/ links.
+# in no folder and may include all of them. tests/layers checks what runtime/ links, and that each rule finds a wrong line.
 # usage: scripts/check_layers.sh [root of a source tree]
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -24,11 +24,15 @@ status=0
 for folder in src/*/; do
   folder=$(basename "$folder")
   [[ -n ${allowed[$folder]:-} ]] || { echo "src/$folder: not in the list of layers"; status=1; continue; }
-  # "file:line:#include "path"" of every include that names a folder; <...> are the system's.
-  wrong=$(grep -rnE '^ *# *include *"[^"]*/' "src/$folder" | grep -vE "include *\"(${allowed[$folder]})(/|\")" || true)
+  # Quoted paths are the project's and Highway's; <...> are the system's, except the SDKs of backends.
+  wrong=$(grep -rnE '^ *# *include *("|<(cuda|nvrtc|hwy|Metal)[/._])' "src/$folder" |
+    grep -vE "include *(\"(${allowed[$folder]})(/|\")|<${folder^}/)" || true)
   [[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed "s/\$/  <- src\/$folder may not include this/"; status=1; }
 done
-# Ops know no backend: they ask neither which device it is nor for what only one of them has.
-wrong=$(grep -rnE 'stream\(\)|info\(\)\.name|"(cpu|cuda|metal)"' src/abi src/ops || true)
-[[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed 's/$/  <- ops and abi know no backend/'; status=1; }
+# Ops and what is built on them know no backend: they ask neither which device it is nor for what only one of them has.
+for folder in abi ops steps cache serving; do
+  [[ -d src/$folder ]] || continue
+  wrong=$(grep -rnE 'stream\(\)|info\(\)\.name|"(cpu|cuda|metal)"' "src/$folder" || true)
+  [[ -z $wrong ]] || { printf '%s\n' "$wrong" | sed "s/\$/  <- src\/$folder knows no backend/"; status=1; }
+done
 exit "$status"
