@@ -139,8 +139,7 @@ void KvPool::publish(const KvSequence& sequence, std::span<const int32_t> tokens
     for (size_t i = 0; i < s.groups.size(); ++i) {
       if (!from.groups[i].has(page)) continue;
       const uint32_t node = s.groups[i].node(from.groups[i].at(page));
-      const uint64_t limit = s.groups[i].keys().limit, begin = page * page_tokens;
-      const uint64_t sinks = limit > begin ? std::min(limit - begin, page_tokens) : 0;
+      const uint64_t sinks = s.sink_tokens_in(i, page);
       const bool same = node == kNoNode || node == known ||
                         (parent_known && same_sinks(s, node, parent, page_of(page).first(sinks)));
       require(same, kOp, ": tokens ", page * page_tokens, " to ", (page + 1) * page_tokens - 1,

@@ -1,5 +1,7 @@
 // Pages as bytes, and files of sequences and prefixes.
 #include <algorithm>
+#include <set>
+#include <tuple>
 
 #include "runtime/require.h"
 #include "serving/pool_file.h"
@@ -31,7 +33,10 @@ class Needed {
  public:
   explicit Needed(const KvPoolState& pool) : pool_(pool), count_(pool.groups.size()) {}
   void add(const PageRecord& record) {
-    for (size_t i = 0; i < count_.size(); ++i) count_[i] += record.ids[i] != kNoPage ? 1 : 0;
+    for (size_t i = 0; i < count_.size(); ++i) add(i, record);
+  }
+  void add(size_t group, const PageRecord& record) {
+    count_[group] += record.ids[group] != kNoPage ? 1 : 0;
   }
   // `to`: the sequence that goes on with the pages.
   void check(const std::string& where, bool evict, const KvSequenceState* to = nullptr) const {
@@ -63,15 +68,16 @@ void check_next(const std::string& where, const KvSequenceState& sequence,
 }
 
 // The sequence goes on with the record's page, which was checked and for which there is room.
-void add_page(KvSequenceState& sequence, PageRecord record, std::span<const std::byte> bytes) {
+void add_page(KvSequenceState& sequence, const PageRecord& record,
+              std::span<const std::byte> bytes) {
   KvPoolState& pool = *sequence.pool;
   for (Pages& pages : sequence.groups) pages.ids.reserve(pages.ids.size() + 1);
   std::vector<PageId> taken(record.ids.size(), kNoPage);
   for (size_t i = 0; i < taken.size(); ++i)
     if (record.ids[i] != kNoPage) taken[i] = pool.take(i);
-  record.ids = taken;
   try {
-    write_pages(pool, record, bytes);
+    for (size_t i = 0; i < taken.size(); ++i)
+      if (taken[i] != kNoPage) write_page(pool, i, taken[i], group_bytes(pool, record, i, bytes));
   } catch (...) {
     for (size_t i = 0; i < taken.size(); ++i)
       if (taken[i] != kNoPage) pool.groups[i].release(taken[i]);
@@ -94,6 +100,21 @@ void add_page(KvSequenceState& sequence, PageRecord record, std::span<const std:
     }
   }
 }
+
+// Siblings whose pages begin with the same sink tokens share the page of these, if its bytes are
+// equal. Finds rows of a file that will do so before any of them is a node.
+class SharedSinkPages {
+ public:
+  // Whether a row before this one has the page. `parent`: what tells parents apart.
+  bool has(uint64_t parent, size_t group, std::span<const int32_t> kept,
+           std::span<const std::byte> page) {
+    const auto key = std::make_tuple(parent, group, checksum_of(page));
+    return !kept.empty() && !seen_.emplace(key, std::vector(kept.begin(), kept.end())).second;
+  }
+
+ private:
+  std::set<std::pair<std::tuple<uint64_t, size_t, uint64_t>, std::vector<int32_t>>> seen_;
+};
 
 // Writes blocks one after the other; the header comes last.
 class PoolFileWriter {
@@ -254,18 +275,28 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
   std::vector<uint32_t> nodes(file.rows.size(), kNoNode);
   std::vector<uint64_t> depth(file.rows.size());
   Needed needed(s);
+  SharedSinkPages shared;
   for (uint64_t row = 0; row < file.rows.size(); ++row) {
     const std::string where = row_where(source, row);
-    const PageRecord record = read_page_record(where, s, read_record(source, s, file, row));
+    const std::vector<std::byte> bytes = read_record(source, s, file, row);
+    const PageRecord record = read_page_record(where, s, bytes);
     const std::vector<int32_t> tokens = read_tokens(source, s, file, row);
     const uint64_t parent = file.rows[row].parent;
     depth[row] = parent == kNoRow ? 0 : depth[parent] + 1;
     if (record.page != depth[row] || record.tokens != s.options.page_tokens)
       fail(ErrorCode::io, where, ": page ", record.page, " of ", record.tokens,
            " tokens cannot be there");
-    if (parent == kNoRow || nodes[parent] != kNoNode)
-      nodes[row] = s.index.find(parent == kNoRow ? kNoNode : nodes[parent], tokens);
-    if (nodes[row] == kNoNode) needed.add(record);
+    const bool parent_known = parent == kNoRow || nodes[parent] != kNoNode;
+    const uint32_t above = parent == kNoRow ? kNoNode : nodes[parent];
+    if (parent_known) nodes[row] = s.index.find(above, tokens);
+    if (nodes[row] != kNoNode) continue;
+    for (size_t i = 0; i < s.groups.size(); ++i) {
+      if (record.ids[i] == kNoPage) continue;
+      const std::span<const std::byte> page = group_bytes(s, record, i, bytes);
+      const auto kept = std::span(tokens).first(s.sink_tokens_in(i, record.page));
+      if (parent_known && s.sink_page(above, i, kept, page) != kNoPage) continue;
+      if (!shared.has(parent, i, kept, page)) needed.add(i, record);
+    }
   }
   // Nothing that is cached makes room: it might be what the new pages follow.
   needed.check(source.where(), false);
@@ -290,26 +321,49 @@ uint64_t KvPool::load_prefixes(const std::string& path) const try {
 uint32_t KvPoolState::load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                                   std::span<const uint32_t> nodes, std::vector<uint32_t>& added) {
   const std::vector<std::byte> bytes = read_record(source, *this, file, row);
-  PageRecord record = read_page_record(row_where(source, row), *this, bytes);
+  const PageRecord record = read_page_record(row_where(source, row), *this, bytes);
   const std::vector<int32_t> tokens = read_tokens(source, *this, file, row);
-  const uint64_t parent = file.rows[row].parent;
+  const uint64_t parent_row = file.rows[row].parent;
+  const uint32_t parent = parent_row == kNoRow ? kNoNode : nodes[parent_row];
+  const uint32_t known = index.find(parent, tokens);
+  if (known != kNoNode) return known;  // twice in the file
   Needed one(*this);
-  one.add(record);
+  std::vector<PageId> pages(groups.size(), kNoPage);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (record.ids[i] == kNoPage) continue;
+    pages[i] = sink_page(parent, i, std::span(tokens).first(sink_tokens_in(i, record.page)),
+                         group_bytes(*this, record, i, bytes));
+    if (pages[i] == kNoPage) one.add(i, record);
+  }
   one.check(source.where(), false);
   added.reserve(added.size() + 1);
-  const uint32_t known = index.find(parent == kNoRow ? kNoNode : nodes[parent], tokens);
-  if (known != kNoNode) return known;  // twice in the file
-  const uint32_t node = index.insert(parent == kNoRow ? kNoNode : nodes[parent], tokens);
+  const uint32_t node = index.insert(parent, tokens);
   added.push_back(node);
   for (size_t i = 0; i < groups.size(); ++i) {
     if (record.ids[i] == kNoPage) continue;
-    record.ids[i] = groups[i].take();
-    index.set_page(node, i, record.ids[i]);
-    groups[i].cache(record.ids[i], node);
-    groups[i].release(record.ids[i]);
+    const bool taken = pages[i] == kNoPage;
+    if (taken) pages[i] = groups[i].take();
+    index.set_page(node, i, pages[i]);
+    groups[i].cache(pages[i], node);
+    if (!taken) continue;
+    groups[i].release(pages[i]);
+    write_page(*this, i, pages[i], group_bytes(*this, record, i, bytes));
   }
-  write_pages(*this, record, bytes);
   return node;
+}
+
+PageId KvPoolState::sink_page(uint32_t parent, size_t group, std::span<const int32_t> kept,
+                              std::span<const std::byte> bytes) const {
+  PageId found = kNoPage;
+  if (kept.empty()) return found;
+  index.for_children(parent, [&](uint32_t node) {
+    const PageId page = index.page(node, group);
+    if (found == kNoPage && page != kNoPage &&
+        std::ranges::equal(index.tokens(node).first(kept.size()), kept) &&
+        page_equals(*this, group, page, bytes))
+      found = page;
+  });
+  return found;
 }
 
 }  // namespace gyre

@@ -1,5 +1,7 @@
 #include "serving/page_record.h"
 
+#include <algorithm>
+
 #include "files/container.h"
 
 namespace gyre {
@@ -24,17 +26,25 @@ uint64_t record_bytes(const KvPoolState& pool, const std::vector<PageId>& ids) {
   return bytes;
 }
 
-// visit(view of one page of one layer, offset in the record)
-template <class Visit>
-void for_pages(const KvPoolState& pool, const std::vector<PageId>& ids, const Visit& visit) {
+// visit(view of one layer of the page, its bytes in `bytes`)
+template <class Byte, class Visit>
+void for_layers(const KvPoolState& pool, size_t group, PageId page, std::span<Byte> bytes,
+                const Visit& visit) {
+  pool.for_stores(group, [&](const KvPoolState::Store& store, uint64_t) {
+    const Tensor view = store.pages.bytes.slice(0, static_cast<uint64_t>(page), 1);
+    visit(view, bytes.first(view.elements()));
+    bytes = bytes.subspan(view.elements());
+  });
+}
+
+uint64_t group_offset(const KvPoolState& pool, const std::vector<PageId>& ids, size_t group) {
   uint64_t at = head_bytes(pool);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] == kNoPage) continue;
-    pool.for_stores(i, [&](const KvPoolState::Store& store, uint64_t) {
-      visit(store.pages.bytes.slice(0, static_cast<uint64_t>(ids[i]), 1), at);
-      at += store.pages.bytes.shape(1);
-    });
-  }
+  for (size_t i = 0; i < group; ++i) at += ids[i] != kNoPage ? pool.page_bytes(i) : 0;
+  return at;
+}
+
+void read_layer(const Tensor& layer, std::span<std::byte> bytes) {
+  layer.read_to(std::span(reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()));
 }
 
 // Whether a group can have, or must have, such a page.
@@ -73,9 +83,11 @@ std::vector<std::byte> page_record(const KvPoolState& pool, const PageRecord& fr
   for (size_t i = 0; i < from.ids.size(); ++i)
     out.put(uint64_t{from.ids[i] != kNoPage ? 1u : 0u}, from.begin[i]);
   out.bytes().resize(size - kSealBytes);
-  for_pages(pool, from.ids, [&](const Tensor& page, uint64_t at) {
-    page.read_to(std::span(reinterpret_cast<uint8_t*>(out.bytes().data() + at), page.elements()));
-  });
+  for (size_t i = 0; i < from.ids.size(); ++i) {
+    if (from.ids[i] == kNoPage) continue;
+    const std::span<std::byte> bytes(out.bytes());
+    for_layers(pool, i, from.ids[i], bytes.subspan(group_offset(pool, from.ids, i)), read_layer);
+  }
   return out.seal();
 }
 
@@ -110,11 +122,28 @@ PageRecord read_page_record(const std::string& where, const KvPoolState& pool,
   return record;
 }
 
-void write_pages(const KvPoolState& pool, const PageRecord& to, std::span<const std::byte> bytes) {
-  for_pages(pool, to.ids, [&](const Tensor& page, uint64_t at) {
-    page.write_from(
-        std::span(reinterpret_cast<const uint8_t*>(bytes.data() + at), page.elements()));
+std::span<const std::byte> group_bytes(const KvPoolState& pool, const PageRecord& record,
+                                       size_t group, std::span<const std::byte> bytes) {
+  return bytes.subspan(group_offset(pool, record.ids, group), pool.page_bytes(group));
+}
+
+void write_page(const KvPoolState& pool, size_t group, PageId page,
+                std::span<const std::byte> bytes) {
+  for_layers(pool, group, page, bytes, [](const Tensor& layer, std::span<const std::byte> from) {
+    layer.write_from(std::span(reinterpret_cast<const uint8_t*>(from.data()), from.size()));
   });
+}
+
+bool page_equals(const KvPoolState& pool, size_t group, PageId page,
+                 std::span<const std::byte> bytes) {
+  bool equal = true;
+  std::vector<std::byte> held;
+  for_layers(pool, group, page, bytes, [&](const Tensor& layer, std::span<const std::byte> other) {
+    held.resize(other.size());
+    read_layer(layer, held);
+    equal = equal && std::ranges::equal(held, other);
+  });
+  return equal;
 }
 
 }  // namespace gyre

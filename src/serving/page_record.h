@@ -31,7 +31,12 @@ uint64_t max_record_bytes(const KvPoolState& pool);
 // messages.
 PageRecord read_page_record(const std::string& where, const KvPoolState& pool,
                             std::span<const std::byte> bytes);
-// Writes what read_page_record() has checked to the pages `to.ids`.
-void write_pages(const KvPoolState& pool, const PageRecord& to, std::span<const std::byte> bytes);
+// The bytes of a group's page in a record that has one.
+std::span<const std::byte> group_bytes(const KvPoolState& pool, const PageRecord& record,
+                                       size_t group, std::span<const std::byte> bytes);
+void write_page(const KvPoolState& pool, size_t group, PageId page,
+                std::span<const std::byte> bytes);
+bool page_equals(const KvPoolState& pool, size_t group, PageId page,
+                 std::span<const std::byte> bytes);
 
 }  // namespace gyre

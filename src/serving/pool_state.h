@@ -54,6 +54,14 @@ class KvPoolState {
   // A row of a file of prefixes becomes a node, whose number is returned; see kv_pool_files.cpp.
   uint32_t load_prefix(const Source& source, const PoolFile& file, uint64_t row,
                        std::span<const uint32_t> nodes, std::vector<uint32_t>& added);
+  // How many sink tokens a page of a sequence keeps, in a group that keeps these alone.
+  uint64_t sink_tokens_in(size_t group, uint64_t page) const {
+    const uint64_t limit = groups[group].keys().limit, begin = page * options.page_tokens;
+    return limit > begin ? std::min(limit - begin, options.page_tokens) : 0;
+  }
+  // The page that a child of `parent` has for the sink tokens `kept`, if its bytes are these.
+  PageId sink_page(uint32_t parent, size_t group, std::span<const int32_t> kept,
+                   std::span<const std::byte> bytes) const;
   // Refuses a sequence of `length` tokens whose pages of a window begin behind what a query sees.
   void check_window(const char* op, size_t group, uint64_t first_page, uint64_t length) const;
   std::optional<uint64_t> lost_key(size_t group, uint64_t first_page, uint64_t length) const;

@@ -43,17 +43,22 @@ class PrefixIndex {
   // A leaf. Its pages are the caller's to let go of.
   void erase(uint32_t node);
 
+  // visit(node); `parent` kNoNode: the nodes without a parent
+  template <class Visit>
+  void for_children(uint32_t parent, const Visit& visit) const {
+    uint32_t node = parent == kNoNode ? root_ : nodes_[parent].child;
+    for (; node != kNoNode; node = nodes_[node].next) visit(node);
+  }
   // Parents before children. visit(node)
   template <class Visit>
   void for_each(const Visit& visit) const {
     std::vector<uint32_t> open;
-    for (uint32_t node = root_; node != kNoNode; node = nodes_[node].next) open.push_back(node);
+    for_children(kNoNode, [&](uint32_t node) { open.push_back(node); });
     while (!open.empty()) {
       const uint32_t node = open.back();
       open.pop_back();
       visit(node);
-      for (uint32_t child = nodes_[node].child; child != kNoNode; child = nodes_[child].next)
-        open.push_back(child);
+      for_children(node, [&](uint32_t child) { open.push_back(child); });
     }
   }
 

@@ -194,6 +194,54 @@ TEST(PoolLoad, PrefixesAfterAPageOfSinksWasEvicted) {
   }
 }
 
+// Parallel answers to a prompt that is shorter than a page share its page of sink tokens, and they
+// still do when they come back from a file.
+TEST(PoolLoad, PrefixesShareSinkTokensAsBefore) {
+  const Folder folder;
+  const Device device = Device::open("cpu", {.threads = 1});
+  KvPoolOptions options = small_pool(16);
+  options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sink_tokens = 1}};
+  options.sequences = 2;  // as many pages of sink tokens
+  Server from(device, options), to(device, options);
+  Talk prompt = from.talk();
+  from.fill(prompt, some_tokens(4, 1));
+  std::vector<Talk> talks;
+  for (uint32_t i = 0; i < 3; ++i) {
+    talks.push_back(prompt.fork());
+    from.fill(talks[i], some_tokens(4, 2 + i));
+    from.pool.publish(talks[i].sequence, talks[i].tokens);
+  }
+  Talk other = from.talk();  // other sink tokens: a page of its own
+  const std::vector<int32_t> others = some_tokens(8, 9);
+  from.fill(other, others);
+  from.pool.publish(other.sequence, others);
+  const auto cached = [](const KvPool& pool) {
+    std::vector<uint64_t> pages;
+    for (const KvGroupInfo& group : pool.describe().groups) pages.push_back(group.cached);
+    return pages;
+  };
+  from.pool.save_prefixes(folder / "prefixes");
+  EXPECT_EQ(to.pool.load_prefixes(folder / "prefixes"), 4u);
+  EXPECT_EQ(cached(to.pool), (std::vector<uint64_t>{4, 2}));
+  for (Talk& talk : talks) {
+    Talk again{to.pool.match(talk.tokens), talk.tokens};
+    ASSERT_EQ(again.length(), 8u);
+    EXPECT_EQ(to.run(again, some_tokens(1, 5)), from.run(talk, some_tokens(1, 5)));
+  }
+  // One of them is known already: the others share what it has.
+  Server part(device, options);
+  Talk first = part.talk();
+  part.fill(first, some_tokens(4, 1));
+  part.fill(first, some_tokens(4, 2));
+  part.pool.publish(first.sequence, first.tokens);
+  first = part.talk();
+  EXPECT_EQ(part.pool.load_prefixes(folder / "prefixes"), 3u);
+  EXPECT_EQ(cached(part.pool), (std::vector<uint64_t>{4, 2}));
+  part.pool.forget();
+  EXPECT_EQ(cached(part.pool), (std::vector<uint64_t>{0, 0}));
+  EXPECT_EQ(part.pool.load_prefixes(folder / "prefixes"), 4u);
+}
+
 // Small enough to damage everywhere.
 class PoolDamage : public testing::Test {
  public:

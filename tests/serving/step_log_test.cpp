@@ -1,9 +1,12 @@
 // The steps of a pool: one encoder at a time, and lists that are dropped leave the next step as if
 // they had never been.
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <thread>
 
+#include "runtime/internals.h"
+#include "serving/pool_state.h"
 #include "serving/serving_fixture.h"
 #include "steps/log.h"
 
@@ -370,14 +373,62 @@ TEST_P(StepLogTest, TwoThreadsInOnePool) {
   expect_no_page_used(pool);
 }
 
-TEST(StepsUseTest, ASecondThreadIsRefused) {
-  const Steps steps("kv_pool");
-  const StepsUse use(steps, "kv_pool.match");
-  const StepsUse nested(steps, "kv_pool.sequence");
-  std::thread([&] {
-    EXPECT_REFUSED(("kv_pool.publish", "the kv_pool is in use by another thread"),
-                   const StepsUse second(steps, "kv_pool.publish"));
-  }).join();
+// Each call that reads or changes pages, while this thread is inside one.
+TEST_P(StepLogTest, EveryCallRefusesASecondThread) {
+  const std::string path = temporary("gyre_second_thread.pool");
+  const std::vector<int32_t> tokens = some_tokens(16, 1);
+  step(one, first, a, 16);
+  first.submit().wait();
+  pool.publish(a, tokens);
+  pool.save(a, path);
+  const std::vector<std::byte> page = pool.export_page(a, 0);
+  const KvLayer& l = pool.layers()[0];
+  const Tensor k = device.tensor(DType::f32, {1, l.kv_heads, l.head_dim});
+  const Tensor v = device.tensor(DType::f32, {1, l.kv_heads, l.v_head_dim});
+  const AttendInputs attend{.q = k, .out = device.tensor(DType::f32, k.shape())};
+  const RopeAppendInputs rope{.q = k, .q_out = k, .k = k, .v = v};
+  const std::vector<std::pair<const char*, std::function<void()>>> calls = {
+      {"kv_pool.describe", [&] { (void)pool.describe(); }},
+      {"kv_pool.sequence", [&] { (void)pool.sequence(); }},
+      {"kv_pool.publish", [&] { pool.publish(a, tokens); }},
+      {"kv_pool.match", [&] { (void)pool.match(tokens); }},
+      {"kv_pool.forget", [&] { pool.forget(); }},
+      {"kv_pool.export_page", [&] { (void)pool.export_page(a, 0); }},
+      {"kv_pool.import_page", [&] { pool.import_page(b, page); }},
+      {"kv_pool.save", [&] { pool.save(a, path); }},
+      {"kv_pool.load", [&] { (void)pool.load(path); }},
+      {"kv_pool.save_prefixes", [&] { pool.save_prefixes(path); }},
+      {"kv_pool.load_prefixes", [&] { (void)pool.load_prefixes(path); }},
+      {"kv_sequence.fork", [&] { (void)a.fork(); }},
+      {"kv_sequence.rollback", [&] { a.rollback(1); }},
+      {"kv_sequence.clear", [&] { a.clear(); }},
+      {"kv_batch.begin_step",
+       [&] {
+         two.begin_step(second, {{b, 1}});
+       }},
+      {"kv_batch.append", [&] { two.append(second, 0, k, v); }},
+      {"kv_batch.rope_append", [&] { two.rope_append(second, 0, rope); }},
+      {"kv_batch.attend", [&] { two.attend(second, 0, attend); }},
+      {"kv_batch.record", [&] { two.record(); }},
+      {"kv_batch.end_step", [&] { two.end_step(); }},
+      {"kv_batch.rollback", [&] { two.rollback(); }},
+  };
+  const uint64_t sequences = pool.describe().sequences;
+  std::thread last;
+  {
+    const StepsUse use(*Internals::state(pool).steps, "test");
+    std::thread([&] {
+      for (const auto& [op, call] : calls)
+        EXPECT_TRUE(refused({op, "the kv_pool is in use by another thread"}, call)) << op;
+    }).join();
+    EXPECT_EQ(pool.describe().sequences, sequences);  // calls of one thread nest
+    last = std::thread([&] { const KvSequence dropped = std::move(b); });  // waits
+  }
+  last.join();
+  EXPECT_EQ(pool.describe().sequences, sequences - 1);
+  EXPECT_EQ(second.size(), 0u);
+  EXPECT_EQ(a.length(), 16u);
+  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, StepLogTest,
