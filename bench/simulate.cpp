@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -26,32 +25,34 @@ constexpr uint64_t kSamples = 2000;  // of a run, about
 // A request on its way: waiting, reading its prompt, or answering.
 struct Request {
   const TraceRequest* from;
-  Tokens tokens;                       // the prompt, then the answer as far as it is there
-  uint64_t prompt = 0;                 // tokens of the prompt
-  uint64_t text = 0;                   // numbers the answer's tokens
-  bool counted = false;                // its prompt, in the hit rate: a preempted one comes again
-  bool answered = false;               // its wait is known
-  std::optional<KvSequence> sequence;  // while it runs
+  uint64_t text = 0;                     // numbers the answer's tokens
+  Tokens tokens{};                       // the prompt, then the answer as far as it is there
+  uint64_t prompt = 0;                   // tokens of the prompt
+  uint64_t prefill = 0;                  // the same, and tokens that a preempted answer had
+  bool counted = false;                  // its prompt, in the hit rate: a preempted one comes again
+  double newest = 0, pause = 0;          // time of its newest token; the longest between two tokens
+  std::optional<KvSequence> sequence{};  // while it runs
 
   uint64_t done() const { return sequence->length(); }
-  bool reads_prompt() const { return done() < prompt; }
+  bool reads_prompt() const { return done() < prefill; }
   uint64_t end() const { return prompt + from->answer_tokens; }
 };
 
 class Server {
  public:
   // `longest`: tokens of a request.
-  Server(const Device& device, const SimulateOptions& options, const FormatPair& formats,
-         uint64_t pages, uint64_t longest)
+  Server(const Device& device, const SimulateOptions& options, size_t format, uint64_t pages,
+         uint64_t longest)
       : device_(device),
         options_(options),
-        pool_(device, pool_options(options, formats, pages)),
+        kv_gbps_(options.kv_rate(format)),
+        pool_(device, pool_options(options, options.formats[format], pages)),
         batch_(pool_, {.max_sequences = options.users,
                        .max_tokens = options.step_tokens,
                        .max_kv_length = std::min(pages * options.page_tokens, longest)}),
         encoder_(device) {
-    if (options.kv_gbps == 0) step_ = record();
-    result_.formats = formats;
+    if (kv_gbps_ == 0) step_ = record();
+    result_.formats = options.formats[format];
     result_.pages = pages;
     result_.page_bytes = pool_.describe().groups[0].page_bytes;
   }
@@ -64,7 +65,7 @@ class Server {
     while (next_ < trace.size() || !waiting_.empty() || !running_.empty()) {
       if (waiting_.empty() && running_.empty()) now_ = std::max(now_, trace[next_].at);
       for (; next_ < trace.size() && trace[next_].at <= now_; ++next_)
-        waiting_.push_back({&trace[next_], {}, 0, next_, false, false, {}});
+        waiting_.push_back({.from = &trace[next_], .text = next_});
       admit();
       if (running_.empty()) continue;  // whoever came was refused
       run_step();
@@ -77,8 +78,10 @@ class Server {
     result_.held_users =
         full_seconds_ > 0 ? full_user_seconds_ / full_seconds_ : result_.mean_users;
     if (result_.busy_seconds > 0) result_.full_part = full_seconds_ / result_.busy_seconds;
-    result_.wait_p50 = quantile(0.5);
-    result_.wait_p99 = quantile(0.99);
+    result_.wait_p50 = quantile(waits_, 0.5);
+    result_.wait_p99 = quantile(waits_, 0.99);
+    result_.pause_p50 = quantile(pauses_, 0.5);
+    result_.pause_p99 = quantile(pauses_, 0.99);
     return std::move(result_);
   }
 
@@ -114,12 +117,12 @@ class Server {
     return (tokens + options_.page_tokens - 1) / options_.page_tokens;
   }
 
-  // The least wait that this part of all requests does not exceed.
-  double quantile(double part) {
-    if (waits_.empty()) return 0;
-    std::sort(waits_.begin(), waits_.end());
-    const double rank = std::ceil(part * static_cast<double>(waits_.size()));
-    return waits_[static_cast<size_t>(std::max(1.0, rank)) - 1];
+  // The least time that this part of all requests does not exceed.
+  static double quantile(std::vector<double>& seconds, double part) {
+    if (seconds.empty()) return 0;
+    std::sort(seconds.begin(), seconds.end());
+    const double rank = std::ceil(part * static_cast<double>(seconds.size()));
+    return seconds[static_cast<size_t>(std::max(1.0, rank)) - 1];
   }
 
   // The prompt that the trace names, or what was said so far and the new message. It stays while
@@ -135,7 +138,7 @@ class Server {
       }
       request.prompt = request.tokens.size();
     }
-    request.tokens.resize(request.prompt);
+    request.prefill = request.tokens.size();
   }
 
   bool conversation_runs(uint64_t conversation) const {
@@ -147,7 +150,7 @@ class Server {
   uint64_t promised_pages() const {
     uint64_t pages = 0;
     for (const Request& request : running_)
-      if (request.reads_prompt()) pages += pages_for(request.prompt) - pages_for(request.done());
+      if (request.reads_prompt()) pages += pages_for(request.prefill) - pages_for(request.done());
     return pages;
   }
 
@@ -167,10 +170,10 @@ class Server {
       }
       // The last token is always computed: its output is the answer's first token.
       KvSequence sequence = options_.share_prefixes
-                                ? pool_.match(std::span(found->tokens).first(found->prompt - 1))
+                                ? pool_.match(std::span(found->tokens).first(found->prefill - 1))
                                 : pool_.sequence();
       const KvGroupInfo group = pool_.describe().groups[0];  // without what was matched
-      const uint64_t missing = pages_for(found->prompt) - pages_for(sequence.length());
+      const uint64_t missing = pages_for(found->prefill) - pages_for(sequence.length());
       full_ = !running_.empty() &&
               missing + promised_pages() + running_.size() > group.free + group.cached;
       if (full_) return;
@@ -196,14 +199,15 @@ class Server {
     }
     for (Request& request : running_) {
       if (!request.reads_prompt() || left == 0) continue;
-      const uint64_t count = std::min(left, request.prompt - request.done());
+      const uint64_t count = std::min(left, request.prefill - request.done());
       steps.push_back({*request.sequence, count, true});
       left -= count;
     }
     return steps;
   }
 
-  // The pool is full: the request that came last gives its pages back and begins again later.
+  // The pool is full: the request that came last gives its pages back. Later its prompt and what it
+  // has answered are computed again, as one prompt.
   void preempt() {
     require(running_.size() > 1, "simulate: one request needs more than the pool");
     Request request = std::move(running_.back());
@@ -251,7 +255,7 @@ class Server {
   // The time of one token's keys and values at the given rate.
   double token_seconds() const {
     return static_cast<double>(result_.page_bytes) / static_cast<double>(options_.page_tokens) /
-           (options_.kv_gbps * 1e9);
+           (kv_gbps_ * 1e9);
   }
 
   void count_step(double seconds) {
@@ -268,7 +272,7 @@ class Server {
     result_.max_shared = std::max(result_.max_shared, group.shared);
     result_.samples.push_back({now_, running_.size(), waiting_.size(), group.used, group.shared,
                                group.cached, pool.evictions, result_.hit_rate(),
-                               std::exchange(longest_wait_, 0)});
+                               std::exchange(longest_wait_, 0), std::exchange(longest_pause_, 0)});
   }
 
   void finish_requests() {
@@ -276,15 +280,19 @@ class Server {
       if (request.reads_prompt()) continue;
       if (request.tokens.size() == request.prompt) {
         publish(request);
-        if (!request.answered) waits_.push_back(now_ - request.from->at);
-        if (!request.answered) longest_wait_ = std::max(longest_wait_, waits_.back());
-        request.answered = true;
+        waits_.push_back(now_ - request.from->at);
+        longest_wait_ = std::max(longest_wait_, waits_.back());
+      } else {
+        request.pause = std::max(request.pause, now_ - request.newest);
+        longest_pause_ = std::max(longest_pause_, now_ - request.newest);
       }
+      request.newest = now_;
       request.tokens.push_back(
           token_of(answer_text(request.text), request.tokens.size() - request.prompt));
       if (request.done() < request.end()) continue;
       request.tokens.resize(request.done());
       publish(request);
+      pauses_.push_back(request.pause);
       result_.answer_tokens += request.from->answer_tokens;
       if (request.from->blocks.empty())
         history_[request.from->conversation] = std::move(request.tokens);
@@ -301,6 +309,7 @@ class Server {
 
   const Device& device_;
   const SimulateOptions& options_;
+  double kv_gbps_;  // 0: runs
   KvPool pool_;
   KvBatch batch_;
   Encoder encoder_;
@@ -309,72 +318,15 @@ class Server {
   bool full_ = false;          // requests wait for pages
   double now_ = 0, user_seconds_ = 0, full_seconds_ = 0, full_user_seconds_ = 0;
   double sample_seconds_ = 0;
-  double longest_wait_ = 0;  // since the last sample
+  double longest_wait_ = 0, longest_pause_ = 0;  // since the last sample
   std::deque<Request> waiting_;
   std::vector<Request> running_;
   std::map<uint64_t, Tokens> history_;  // of conversations
-  std::vector<double> waits_;
+  std::vector<double> waits_, pauses_;
   SimulateResult result_;
 };
 
-uint64_t pages_of(const SimulateOptions& o, const FormatPair& formats) {
-  const uint64_t page = o.layers * kv_page_bytes({.k = formats.k,
-                                                  .v = formats.v,
-                                                  .kv_heads = o.kv_heads,
-                                                  .head_dim = o.head_dim,
-                                                  .page_tokens = o.page_tokens});
-  const uint64_t pages = o.memory / page;
-  constexpr uint64_t kMaxTokens = std::numeric_limits<int32_t>::max(), kMiB = 1 << 20;
-  require(pages != 0, "simulate: --memory of ", o.memory / kMiB,
-          " MiB holds no page: ", o.page_tokens, " tokens of ", o.layers, " layers in ",
-          formats.label(), " have ", page, " bytes");
-  require(pages <= kMaxTokens / o.page_tokens, "simulate: --memory of ", o.memory / kMiB,
-          " MiB holds ", pages, " pages of ", o.page_tokens, " tokens in ", formats.label(),
-          ", a pool has at most ", kMaxTokens / o.page_tokens);
-  return pages;
-}
-
 }  // namespace
-
-double SimulateResult::hit_rate() const {
-  return prompt_tokens == 0 ? 0
-                            : static_cast<double>(hit_tokens) / static_cast<double>(prompt_tokens);
-}
-
-double SimulateResult::tokens_per_second() const {
-  const uint64_t computed = prompt_tokens - hit_tokens + answer_tokens;
-  return busy_seconds > 0 ? static_cast<double>(computed) / busy_seconds : 0;
-}
-
-void check(const SimulateOptions& o) {
-  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
-    require(value != 0 && value <= limit, "simulate: ", flag, " must be from 1 to ", limit,
-            ", got ", value);
-  };
-  within("--heads", o.heads, 1 << 14);
-  within("--kv-heads", o.kv_heads, 1 << 14);
-  within("--head-dim", o.head_dim, 1024);
-  within("--layers", o.layers, 1024);
-  within("--users", o.users, 4096);
-  within("--step", o.step_tokens, 1 << 16);
-  require(o.page_tokens != 0 && o.page_tokens <= 1024 && o.page_tokens % 8 == 0,
-          "simulate: --page must be a multiple of 8 from 8 to 1024, got ", o.page_tokens);
-  const auto at_most = [](const char* flag, double value, double limit) {
-    require(value >= 0 && value <= limit, "simulate: ", flag, " must be from 0 to ", limit,
-            ", got ", value);
-  };
-  at_most("--step-ms", o.step_ms, 1e6);
-  at_most("--token-us", o.token_us, 1e6);
-  at_most("--kv-gbps", o.kv_gbps, 1e6);
-  require(o.kv_gbps == 0 || o.kv_gbps >= 1e-3,
-          "simulate: --kv-gbps must be 0 or from 0.001 to 1e+06, got ", o.kv_gbps);
-  require(o.heads % o.kv_heads == 0, "simulate: --heads must be a multiple of --kv-heads, got ",
-          o.heads, " and ", o.kv_heads);
-  require(o.users <= o.step_tokens, "simulate: --users must be at most --step, a token each; got ",
-          o.users, " and ", o.step_tokens);
-  check_formats("simulate", o.formats, o.head_dim);
-  for (const FormatPair& formats : o.formats) pages_of(o, formats);
-}
 
 std::vector<SimulateResult> simulate(
     const SimulateOptions& options, const Trace& trace,
@@ -382,10 +334,11 @@ std::vector<SimulateResult> simulate(
   check(options);
   Device device =
       options.device == "cpu" ? open_cpu(options.threads) : Device::open(options.device);
-  if (options.kv_gbps != 0) device = device_of(std::make_shared<DryDevice>(impl_of(device)));
+  if (!options.kv_gbps.empty()) device = device_of(std::make_shared<DryDevice>(impl_of(device)));
   std::vector<SimulateResult> results;
-  for (const FormatPair& formats : options.formats) {
-    Server server(device, options, formats, pages_of(options, formats), longest_request(trace));
+  for (size_t format = 0; format < options.formats.size(); ++format) {
+    Server server(device, options, format, pool_pages(options, options.formats[format]),
+                  longest_request(trace));
     results.push_back(server.run(trace, progress));
   }
   return results;

@@ -27,9 +27,13 @@ struct SimulateOptions {
   bool share_prefixes = true;
   // The rest of a step: so long, and so long for each of its tokens.
   double step_ms = 0, token_us = 0;
-  // 0: the KV path runs on the device. Otherwise nothing runs and no memory is taken: a step reads
-  // the keys and values of its sequences at this rate.
-  double kv_gbps = 0;
+  // Empty: the KV path runs on the device. Otherwise nothing runs and no memory is taken: a step
+  // reads the keys and values of its sequences at this rate. One for each format, or one for all.
+  std::vector<double> kv_gbps{};
+
+  double kv_rate(size_t format) const {
+    return kv_gbps.empty() ? 0 : kv_gbps[kv_gbps.size() == 1 ? 0 : format];
+  }
 };
 
 struct SimulateSample {
@@ -38,7 +42,7 @@ struct SimulateSample {
   uint64_t used = 0, shared = 0, cached = 0;  // pages
   uint64_t evictions = 0;                     // so far
   double hit_rate = 0;                        // so far
-  double wait = 0;  // seconds, the longest of those that ended since the sample before
+  double wait = 0, pause = 0;  // seconds, the longest of those that ended since the sample before
 };
 
 struct SimulateResult {
@@ -55,6 +59,8 @@ struct SimulateResult {
   // Seconds from arrival to the first token of the answer: of half of the requests at most, of all
   // but one in a hundred.
   double wait_p50 = 0, wait_p99 = 0;
+  // The longest time between two tokens of a request's answer, preemption included.
+  double pause_p50 = 0, pause_p99 = 0;
   std::vector<SimulateSample> samples;
 
   // Whether the pool was the limit, so that held_users says how many it holds.
@@ -64,6 +70,7 @@ struct SimulateResult {
 };
 
 void check(const SimulateOptions& options);
+uint64_t pool_pages(const SimulateOptions& options, const FormatPair& formats);
 
 // One result for each of the formats, over the same trace.
 std::vector<SimulateResult> simulate(

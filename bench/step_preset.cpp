@@ -6,14 +6,20 @@
 
 namespace gyre::bench {
 
+double kv_gbps(const StepPreset& preset, const FormatPair& formats) {
+  const auto is_packed = [](KvFormat format) { return describe(format).bits < 8; };
+  return is_packed(formats.k) || is_packed(formats.v) ? preset.packed_gbps : preset.kv_gbps;
+}
+
 std::span<const StepPreset> step_presets() {
-  // KV rates of the H200 are those of `gyre bench serving` (docs/benchmarks.md, tq4, 64 x 4096).
+  // KV rates of the H200 are those of `gyre bench serving` (docs/benchmarks.md, 64 x 4096: f16,
+  // tq4).
   static const std::vector<StepPreset> kPresets = {
-      {"llama-3.1-8b@h200", "llama-3.1-8b", 4.1, 27, 3000, 112 << 10,
+      {"llama-3.1-8b@h200", "llama-3.1-8b", 4.1, 27, 4200, 3000, 112 << 10,
        "estimated: bf16 weights at the measured copy bandwidth of 3959 GB/s, products at 60 % of "
-       "989 Tflop/s; KV rate measured"},
-      {"llama-3.1-70b@4xh200", "llama-3.1-70b", 9.5, 62, 12000, 384 << 10,
-       "estimated as llama-3.1-8b@h200, split over 4 GPUs with 0.5 ms for messages; KV rate "
+       "989 Tflop/s; KV rates measured"},
+      {"llama-3.1-70b@4xh200", "llama-3.1-70b", 9.5, 62, 16800, 12000, 384 << 10,
+       "estimated as llama-3.1-8b@h200, split over 4 GPUs with 0.5 ms for messages; KV rates "
        "measured on one"},
   };
   return kPresets;

@@ -75,7 +75,10 @@ void apply_preset(const CLI::App& command, SimulateArguments& arguments) {
   set("--head-dim", options.head_dim, shape.head_dim);
   set("--step-ms", options.step_ms, preset.step_ms);
   set("--token-us", options.token_us, preset.token_us);
-  set("--kv-gbps", options.kv_gbps, preset.kv_gbps);
+  std::vector<double> rates;
+  for (const bench::FormatPair& formats : options.formats)
+    rates.push_back(bench::kv_gbps(preset, formats));
+  set("--kv-gbps", options.kv_gbps, rates);
   set("--memory", arguments.memory_mib, preset.memory_mib);
   constexpr uint64_t kUsers = 2048, kStepTokens = 8192;  // as servers on such devices allow
   set("--users", options.users, kUsers);
@@ -103,6 +106,8 @@ void print_json(const std::vector<bench::SimulateResult>& results) {
     json["tokens_per_second"] = r.tokens_per_second();
     json["wait_p50_seconds"] = r.wait_p50;
     json["wait_p99_seconds"] = r.wait_p99;
+    json["pause_p50_seconds"] = r.pause_p50;
+    json["pause_p99_seconds"] = r.pause_p99;
     json["steps"] = r.steps;
     json["evictions"] = r.evictions;
     json["preemptions"] = r.preemptions;
@@ -122,6 +127,7 @@ std::string machine_of(const bench::SimulateOptions& options) {
 void run_simulate(const CLI::App& command, SimulateArguments& arguments) {
   bench::SimulateOptions& options = arguments.options;
   apply_preset(command, arguments);
+  if (options.kv_gbps == std::vector<double>{0}) options.kv_gbps.clear();
   options.share_prefixes = !arguments.no_sharing;
   options.memory = arguments.memory_mib << 20;
   options.threads = arguments.threads.value_or(0);
@@ -203,9 +209,12 @@ void add_time_options(CLI::App& command, SimulateArguments& arguments) {
         command.add_option("--step-ms", options.step_ms,
                            "Milliseconds of a step beside its KV path, whatever it holds"),
         command.add_option("--token-us", options.token_us, "Microseconds for each token of a step"),
-        command.add_option("--kv-gbps", options.kv_gbps,
-                           "Attention reads the cache at this many GB/s: nothing runs, and the "
-                           "pool takes no memory. 0: the KV path runs")}) {
+        command
+            .add_option("--kv-gbps", options.kv_gbps,
+                        "Attention reads the cache at this many GB/s (a list: for each of "
+                        "--formats): nothing runs, and the pool takes no memory. 0: the KV "
+                        "path runs")
+            ->delimiter(',')}) {
     option->group(group);
   }
 }

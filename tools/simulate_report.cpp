@@ -66,9 +66,11 @@ std::string table(const std::vector<SimulateResult>& results) {
 
 // What the clock counts.
 std::string step_time(const bench::SimulateOptions& o) {
-  const std::string kv = o.kv_gbps != 0 ? "reading its sequences' keys and values at " +
-                                              plain_number(o.kv_gbps) + " GB/s"
-                                        : "its KV path, which runs";
+  std::string rates;
+  for (const double rate : o.kv_gbps) rates += (rates.empty() ? "" : ", ") + plain_number(rate);
+  const std::string kv = rates.empty()
+                             ? "its KV path, which runs"
+                             : "reading its sequences' keys and values at " + rates + " GB/s";
   if (o.step_ms == 0 && o.token_us == 0)
     return "A step takes the time of " + kv + "; the rest of a model counts nothing (--step-ms).";
   return "A step takes " + plain_number(o.step_ms) + " ms, " + plain_number(o.token_us) +
@@ -86,6 +88,7 @@ std::vector<Column> simulate_columns() {
           {"most", Align::right},
           {"wait p50 s", Align::right},
           {"p99 s", Align::right},
+          {"pause p99 s", Align::right},
           {"hit rate", Align::right},
           {"pages shared", Align::right},
           {"tokens/s", Align::right},
@@ -104,6 +107,7 @@ std::vector<std::string> simulate_cells(const SimulateResult& r, const SimulateR
           std::to_string(r.max_users),
           fixed(r.wait_p50, 2),
           fixed(r.wait_p99, 2),
+          fixed(r.pause_p99, 2),
           fixed(100 * r.hit_rate(), 0) + " %",
           std::to_string(r.max_shared),
           fixed(r.tokens_per_second(), 0),
@@ -121,8 +125,9 @@ std::string simulate_meaning(const bench::SimulateOptions& o, const bench::Trace
          std::to_string(o.step_tokens) + " tokens in a step. " + step_time(o) +
          " Users held are the mean of those that have pages while others wait for pages, which is "
          "`full` of the time (if nobody waits: of those served). A wait is from arrival to the "
-         "answer's first token. The hit rate "
-         "is the part of prompt tokens that the prefix index had. Tokens per second count prompts "
+         "answer's first token, a pause the longest time between two tokens of an answer, also if "
+         "it was preempted between them. The hit rate is the part of prompt tokens that the prefix "
+         "index had. Tokens per second count prompts "
          "and answers over the time of all steps.";
 }
 
@@ -150,6 +155,9 @@ std::string simulate_html(const bench::SimulateOptions& options, const bench::Tr
           figure("Longest wait for an answer's first token",
                  chart("waits", "Longest wait of the answers that began, over time", "seconds",
                        results, [](const SimulateSample& s) { return s.wait; })) +
+          figure("Longest pause in an answer",
+                 chart("pauses", "Longest time between two tokens of an answer, over time",
+                       "seconds", results, [](const SimulateSample& s) { return s.pause; })) +
           figure("Requests waiting",
                  chart("waiting", "Requests that wait, over time", "requests", results,
                        [](const SimulateSample& s) { return s.waiting; })) +

@@ -50,7 +50,12 @@ class Line {
       require(is_new, where_, ": ", shown(key), " is there twice");
       return true;
     };
-    json_ = nlohmann::json::parse(text, see, false);
+    try {
+      json_ = nlohmann::json::parse(text, see);
+    } catch (const nlohmann::json::out_of_range&) {
+      require(false, where_, " has a number that is too large");
+    } catch (const nlohmann::json::exception&) {  // below
+    }
     require(json_.is_object(), where_, " is not a JSON object");
   }
 
@@ -127,6 +132,7 @@ TraceRequest parse_mooncake(Line& line) {
 Trace read_trace(std::istream& in, const std::string& name) {
   Trace trace;
   std::map<uint64_t, const TraceRequest*> first;  // of each conversation
+  std::vector<uint64_t> lines;                    // of each request
   uint64_t number = 0;
   bool mooncake = false;
   for (std::string text; std::getline(in, text);) {
@@ -137,6 +143,7 @@ Trace read_trace(std::istream& in, const std::string& name) {
     if (trace.empty()) mooncake = line.has("timestamp");
     trace.push_back(mooncake ? parse_mooncake(line) : parse_own(line));
     line.end();
+    lines.push_back(number);
     if (mooncake) trace.back().conversation = trace.size() - 1;
     require(trace.size() == 1 || trace[trace.size() - 2].at <= trace.back().at, where,
             " is earlier than the line before");
@@ -145,8 +152,8 @@ Trace read_trace(std::istream& in, const std::string& name) {
   require(!trace.empty(), "trace: ", name, " has no requests");
   for (size_t i = 0; i < trace.size() && !mooncake; ++i) {
     const TraceRequest &r = trace[i], &began = *first.try_emplace(r.conversation, &r).first->second;
-    require(r.system == began.system && r.system_tokens == began.system_tokens, "trace: ", name,
-            ": request ", i + 1, " changes the system prompt of conversation ", r.conversation,
+    require(r.system == began.system && r.system_tokens == began.system_tokens, "trace: line ",
+            lines[i], " of ", name, " changes the system prompt of conversation ", r.conversation,
             " from ", began.system, " (", began.system_tokens, " tokens) to ", r.system, " (",
             r.system_tokens, " tokens)");
   }

@@ -217,6 +217,8 @@ void KvCache::begin_step(Encoder& encoder, uint64_t tokens) try {
           tokens);
   s.require_complete("kv_cache.begin_step");
   State::Sequence next = s.sequence;
+  require(tokens <= s.options.capacity, "kv_cache.begin_step: ", tokens,
+          " tokens can never fit into the capacity of ", s.options.capacity);
   require(tokens <= s.options.capacity - next.length, "kv_cache.begin_step: ", next.length,
           " tokens and ", tokens, " more exceed the capacity of ", s.options.capacity,
           "; rollback() tokens, or fork() into a larger capacity");

@@ -80,7 +80,7 @@ void KvBatch::State::check_steps(std::span<const KvStep> steps) {
     require(sequence.length <= options.max_kv_length &&
                 wanted.tokens <= options.max_kv_length - sequence.length,
             kBegin, ": a sequence of ", sequence.length, " tokens and ", wanted.tokens,
-            " more exceeds max_kv_length ", options.max_kv_length);
+            " more can never fit into this batch: its max_kv_length is ", options.max_kv_length);
     if (sequence.step != nullptr)
       sequence.step->require_complete(kBegin, "a sequence is in another batch's step: ");
     sequence.require_written(kBegin);

@@ -77,7 +77,7 @@ TEST_F(KvBatchTest, BoundsOfAStep) {
 
 TEST_F(KvBatchTest, MaxLength) {
   KvBatch short_batch(server.pool, {.max_sequences = 2, .max_tokens = 20, .max_kv_length = 10});
-  fails({"kv_batch.begin_step", "max_kv_length 10"}, [&] {
+  fails({"kv_batch.begin_step", "can never fit", "max_kv_length is 10"}, [&] {
     short_batch.begin_step(encoder, {{a, 11}});
   });
   short_batch.begin_step(encoder, {{a, 10}});

@@ -22,7 +22,7 @@ SimulateOptions modelled() {
   options.formats = {{KvFormat::f16, KvFormat::f16}};
   options.step_ms = 10;
   options.token_us = 100;
-  options.kv_gbps = 100;
+  options.kv_gbps = {100};
   return options;
 }
 
@@ -65,7 +65,7 @@ TEST(Simulate, RequestsMeetWhenStepsTakeTheirTime) {
 
 TEST(Simulate, TheKvPathRunsWhereNoRateIsGiven) {
   SimulateOptions options = modelled();
-  options.kv_gbps = 0;
+  options.kv_gbps.clear();
   options.heads = options.kv_heads = 1;
   options.head_dim = 16;
   options.layers = 1;
@@ -90,6 +90,36 @@ TEST(Simulate, PrefixesAreSharedUnlessTheyAreNot) {
   EXPECT_EQ(run(options, trace)[0].hit_tokens, 0u);
 }
 
+// Two answers that fit one by one, and not together: the second is preempted, goes on with what it
+// had, and its pause is counted.
+TEST(Simulate, APreemptedAnswerGoesOn) {
+  const Trace trace = {{0, 0, 0, 0, 64, 400}, {0, 1, 0, 0, 64, 400}};
+  SimulateOptions options = modelled();
+  const uint64_t page = options.layers * kv_page_bytes({.k = options.formats[0].k,
+                                                        .v = options.formats[0].v,
+                                                        .kv_heads = options.kv_heads,
+                                                        .head_dim = options.head_dim,
+                                                        .page_tokens = options.page_tokens});
+  options.memory = 600 / options.page_tokens * page;
+  const SimulateResult result = run(options, trace)[0];
+  EXPECT_EQ(result.finished, 2u);
+  EXPECT_EQ(result.preemptions, 1u);
+  EXPECT_EQ(result.answer_tokens, 800u);
+  // Both have 192 tokens when the pages end. The first goes on, then the second: not from its
+  // start.
+  EXPECT_NEAR(static_cast<double>(result.steps), 192 + 208 + 208, 5);
+  EXPECT_GT(result.pause_p99, 100 * options.step_ms * 1e-3);
+  EXPECT_LT(result.wait_p99, 0.1);
+  double longest = 0;
+  for (const bench::SimulateSample& sample : result.samples)
+    longest = std::max(longest, sample.pause);
+  EXPECT_DOUBLE_EQ(longest, result.pause_p99);
+  options.memory *= 2;
+  const SimulateResult ample = run(options, trace)[0];
+  EXPECT_EQ(ample.preemptions, 0u);
+  EXPECT_LT(ample.pause_p99, 2 * (options.step_ms + 1) * 1e-3);
+}
+
 // 1,000 requests of agents in Mooncake's format, more than any of the pools can take at once.
 TEST(Simulate, FourBitsHoldMoreUsersInTheSameMemory) {
   Trace made = bench::make_trace(
@@ -107,8 +137,11 @@ TEST(Simulate, FourBitsHoldMoreUsersInTheSameMemory) {
   options.step_tokens = 8192;
   options.step_ms = preset.step_ms;
   options.token_us = preset.token_us;
-  options.kv_gbps = preset.kv_gbps;
   options.formats = {{KvFormat::f16, KvFormat::f16}, {KvFormat::tq4, KvFormat::tq4}};
+  options.kv_gbps.clear();
+  for (const bench::FormatPair& formats : options.formats)
+    options.kv_gbps.push_back(bench::kv_gbps(preset, formats));
+  EXPECT_EQ(options.kv_gbps, (std::vector<double>{4200, 3000}));
   const std::vector<SimulateResult> results = run(options, trace);
   for (const SimulateResult& result : results) {
     EXPECT_EQ(result.finished, 1000u);
@@ -176,8 +209,8 @@ TEST(Simulate, BadTracesAreRefused) {
         "{\"at\": 1, \"conversation\": 0, \"system\": 0, "
         "\"system_tokens\": 8, \"user_tokens\": 5}");
   fails({"line 2 of test is earlier"}, own("5", "2") + own("5", "1"));
-  fails({"request 2 changes the system prompt of conversation 0 from 0 (8 tokens) to 1"},
-        own("5") +
+  fails({"line 3 of test changes the system prompt of conversation 0 from 0 (8 tokens) to 1"},
+        own("5") + "\n" +
             "{\"at\": 2, \"conversation\": 0, \"system\": 1, \"system_tokens\": 8, "
             "\"user_tokens\": 5, \"answer_tokens\": 1}");
   const auto mooncake = [](const std::string& length, const std::string& blocks) {
@@ -192,6 +225,8 @@ TEST(Simulate, BadTracesAreRefused) {
   fails({"\"input_length\" must be a whole number from 1"}, mooncake("-1", "[]"));
   fails({"line 2 of test has no \"timestamp\""}, mooncake("5", "[1]") + own("5"));
   fails({"is not a JSON object"}, "[1]");
+  fails({"line 1 of test is not a JSON object"}, "{\"at\": }");
+  fails({"line 1 of test has a number that is too large"}, own("5", "1e9999"));
   fails({"has no requests"}, "\n");
   std::string none = own("5");
   none.replace(none.find("\"system\": 0"), 11, "\"system\": -0");
@@ -212,8 +247,13 @@ TEST(Simulate, OptionsAreRefusedByTheNamesOfTheCommand) {
   };
   fails({"--page must be a multiple of 8 from 8 to 1024, got 12"},
         [](SimulateOptions& o) { o.page_tokens = 12; });
-  fails({"--kv-gbps must be 0 or from 0.001", "got 1e-300"},
-        [](SimulateOptions& o) { o.kv_gbps = 1e-300; });
+  fails({"--kv-gbps must be from 0.001", "got 1e-300"},
+        [](SimulateOptions& o) { o.kv_gbps = {1e-300}; });
+  fails({"--kv-gbps must have one number, or one for each of 1 formats, got 2"},
+        [](SimulateOptions& o) {
+          o.formats.resize(1);
+          o.kv_gbps = {1, 2};
+        });
   fails({"--memory of 0 MiB holds no page: 64 tokens of 4 layers in f16 have 1048576 bytes"},
         [](SimulateOptions& o) { o.memory = 1000; });
   fails({"--memory of 1073741824 MiB holds 1073741824 pages", "at most 33554431"},
