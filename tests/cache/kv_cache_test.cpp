@@ -177,8 +177,13 @@ TEST(KvCache, AForkCanHaveALargerCapacity) {
 
 TEST(KvCache, AForkKeepsItsRings) {
   KvCacheOptions options = small({.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 10});
-  options.step_tokens = 8;
+  options.step_tokens = 17;
   options.capacity = 16;
+  EXPECT_REFUSED(("kv_cache.begin_step", "17 tokens can never fit into the capacity of 16"), {
+    CacheModel never(options);
+    never.append(17);
+  });
+  options.step_tokens = 8;
   CacheModel tight(options);
   EXPECT_REFUSED(("kv_cache.fork", "capacity of 18", "the window of layer 0 from 16 slots to 17"),
                  tight.cache.fork(tight.encoder, 18));
