@@ -1,4 +1,6 @@
-"""DeepSeek-V3 with Gyre's latent cache against the same model with its own cache."""
+"""Models with latent attention (MLA) over Gyre's cache against the same models with their own."""
+
+import importlib
 
 import pytest
 
@@ -13,7 +15,7 @@ from gyre.integrations.transformers import GyreCache
 pytestmark = pytest.mark.skipif(not hasattr(transformers, "DeepseekV3Config"), reason="transformers has no DeepSeek-V3")
 
 
-def model(attention: str, vocab_size: int = 61, **changes):
+def model(attention: str, vocab_size: int = 61, kind: str = "DeepseekV3", **changes):
     shape = dict(
         vocab_size=vocab_size,
         hidden_size=48,
@@ -39,10 +41,10 @@ def model(attention: str, vocab_size: int = 61, **changes):
         eos_token_id=2,
         initializer_range=0.2,
     )
-    config = transformers.DeepseekV3Config(**{**shape, **changes})
+    config = getattr(transformers, f"{kind}Config")(**{**shape, **changes})
     config._attn_implementation = attention
     torch.manual_seed(7)
-    return transformers.DeepseekV3ForCausalLM(config).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def logits(made, ids, cache, chunks) -> torch.Tensor:
@@ -60,6 +62,50 @@ def test_logits_are_those_of_the_models_own_cache():
     assert (got - expected).abs().max() < 2e-2 * expected.abs().max()
     info = cache.describe()[0].layer
     assert (info.kv_heads, info.head_dim, info.v_head_dim, info.latent) == (1, 64, 16, True)
+
+
+OTHERS = {
+    "DeepseekV2": {"topk_method": "greedy"},
+    "Glm4MoeLite": {"mlp_layer_types": ["dense"] * 3},
+    "Mistral4": {},
+    "MiniCPM3": {},
+    "Youtu": {},
+    "LongcatFlash": {"num_layers": 2, "head_dim": 16, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "moe_topk": 2, "zero_expert_num": 2},
+    "AXK1": {},
+}
+
+
+def latent_model(attention: str, kind: str):
+    if not hasattr(transformers, f"{kind}Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    config = getattr(transformers, f"{kind}Config")
+    modeling = importlib.import_module(config.__module__.replace("configuration_", "modeling_"))
+    if not any(hasattr(thing, "expand_kv") for thing in vars(modeling).values()):
+        pytest.skip(f"{kind} of transformers {transformers.__version__} caches keys and values of all heads")
+    return model(attention, kind=kind, **OTHERS[kind])
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_models_take_the_same_cache(kind):
+    ids = random_tokens(90)
+    with torch.no_grad():
+        expected = latent_model("eager", kind)(ids).logits[0]
+    made = latent_model("gyre", kind)
+    cache = GyreCache(made.config, k="f16", v="f16")
+    got = logits(made, ids, cache, [60] + [1] * 30)
+    assert (got - expected).abs().max() < 2e-2 * expected.abs().max()
+    layers = cache.describe()
+    assert len(layers) == made.config.num_hidden_layers
+    assert {(each.layer.head_dim, each.layer.v_head_dim, each.layer.latent) for each in layers} == {(64, 16, True)}
+
+
+@pytest.mark.parametrize("kind", ["DeepseekV32", "GlmMoeDsa"])
+def test_an_indexer_is_refused_by_name(kind):
+    if not hasattr(transformers, f"{kind}Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    config = getattr(transformers, f"{kind}Config")()
+    with pytest.raises(gyre.InvalidArgument, match=f"{config.model_type} attends to index_topk=2048 tokens that an indexer chooses"):
+        GyreCache(config)
 
 
 @pytest.mark.parametrize("k, bound", [("tq8", 0.03), ("tq4", 0.3)])

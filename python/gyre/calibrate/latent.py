@@ -43,7 +43,10 @@ class LatentAttention:
 def attentions(model) -> list[LatentAttention]:
     """The attention of each layer; none if the model's layers are not latent."""
     dims = latent_dims(model.config)
-    return [] if dims is None else [LatentAttention(layer.self_attn, *dims) for layer in model.get_decoder().layers]
+    if dims is None:
+        return []
+    found = [module for module in model.get_decoder().modules() if hasattr(module, "expand_kv")]
+    return [LatentAttention(module, *dims) for module in sorted(found, key=lambda module: module.layer_idx)]
 
 
 class LatentMoments:

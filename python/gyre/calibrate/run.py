@@ -78,6 +78,8 @@ def calibrate(
 
 def _calibrate_latents(model, latents, texts, transform, name, device, progress) -> Calibration:
     """As calibrate(), for a model with latent attention (MLA). The calibration holds at every position."""
+    if model.config.model_type == "deepseek_v2":  # moments are averaged over pairs (m, m + n)
+        raise gyre.InvalidArgument("calibrate: deepseek_v2 rotates adjacent pairs, which is not supported")
     check_dim("kv_lora_rank (the latent)", latents[0].latent)
     check_dim("qk_rope_head_dim (the rotary part)", latents[0].rotary)
     if texts is None:

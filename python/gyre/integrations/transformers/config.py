@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Sequence
 
 import gyre
@@ -64,9 +66,21 @@ def stored_layers(
 def latent_dims(config) -> tuple[int, int] | None:
     """Coordinates of the latent and of the rotary part, where the model's own cache stores these (MLA)."""
     config = config.get_text_config(decoder=True)
-    if config.model_type != "deepseek_v3":
+    if not hasattr(config, "kv_lora_rank"):
         return None
-    return config.kv_lora_rank, config.qk_rope_head_dim
+    if getattr(config, "index_topk", None):
+        raise refused(f"{config.model_type} attends to index_topk={config.index_topk} tokens that an indexer chooses: not supported")
+    return (config.kv_lora_rank, config.qk_rope_head_dim) if _caches_latents(type(config)) else None
+
+
+@functools.cache
+def _caches_latents(config_class: type) -> bool:
+    """Attention of such models has an expand_kv(), which makes keys and values of what the cache returns."""
+    try:
+        modeling = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
+    except ImportError:
+        return False
+    return any(isinstance(thing, type) and hasattr(thing, "expand_kv") for thing in vars(modeling).values())
 
 
 def _windows(config) -> list[int]:
