@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Decode attention of PyTorch and MLX on this CPU beside `gyre bench attention`, by turns: medians and ratios.
+"""Attention of PyTorch and MLX on this CPU beside `gyre bench attention`, by turns: medians and ratios.
 
-usage: bench/cpu_peers.py GYRE [--threads 2] [--rounds 5] [--context 16384] [--shape 32/8/128]
+usage: bench/cpu_peers.py GYRE [--threads 2] [--rounds 5] [--context 16384] [--tokens 1] [--shape 32/8/128]
+--tokens 512 measures prompts. PyTorch's queries then see all keys, and in a second row a mask hides what is ahead of them, as it is
+in Gyre.
 GYRE is the command line, build/release/tools/gyre. A peer whose package is not installed is left out
 (pip install torch "mlx[cpu]").
 """
@@ -17,8 +19,10 @@ parser.add_argument("gyre")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=5)
 parser.add_argument("--context", type=int, default=16384)
+parser.add_argument("--tokens", type=int, default=1, help="queries, the newest of the context")
 parser.add_argument("--shape", default="32/8/128", help="query heads / KV heads / head dim")
 parser.add_argument("--formats", default="f16,bf16,tq8,tq4")
+parser.add_argument("--peers", default="torch,mlx", help="MLX takes minutes for a prompt")
 parser.add_argument("--seconds", type=float, default=0.4, help="for each row of each round")
 options = parser.parse_args()
 heads, kv_heads, head_dim = map(int, options.shape.split("/"))
@@ -47,9 +51,11 @@ def torch_steps():
     for name, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
         make = lambda count, rows: torch.randn(1, count, rows, head_dim).to(dtype)
         caches = [(make(kv_heads, options.context), make(kv_heads, options.context)) for _ in range(3)]
-        q = make(heads, 1)
-        yield f"PyTorch {torch.__version__.split('+')[0]} {name}", (
-            lambda i, q=q, caches=caches: attend(q, *caches[i % 3], enable_gqa=True))
+        q = make(heads, options.tokens)
+        causal = torch.ones(options.tokens, options.context, dtype=torch.bool).tril(options.context - options.tokens)
+        for what, mask in (("", None), (" causal", causal))[: 1 if options.tokens == 1 else 2]:
+            yield f"PyTorch {torch.__version__.split('+')[0]} {name}{what}", (
+                lambda i, q=q, caches=caches, mask=mask: attend(q, *caches[i % 3], attn_mask=mask, enable_gqa=True))
 
 
 def mlx_steps():
@@ -59,16 +65,16 @@ def mlx_steps():
     for name, dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
         make = lambda count, rows: mx.random.normal((1, count, rows, head_dim)).astype(dtype)
         caches = [(make(kv_heads, options.context), make(kv_heads, options.context)) for _ in range(3)]
-        q = make(heads, 1)
+        q = make(heads, options.tokens)
         mx.eval(q, caches)
         yield f"MLX {mx.__version__} {name}", (
-            lambda i, q=q, caches=caches: mx.eval(
-                mx.fast.scaled_dot_product_attention(q, *caches[i % 3], scale=head_dim**-0.5)))
+            lambda i, q=q, caches=caches: mx.eval(mx.fast.scaled_dot_product_attention(
+                q, *caches[i % 3], scale=head_dim**-0.5, mask="causal" if options.tokens > 1 else None)))
 
 
 def gyre_rows():
     command = [options.gyre, "bench", "attention", "--json", "--threads", str(options.threads), "--heads", str(heads),
-               "--kv-heads", str(kv_heads), "--head-dim", str(head_dim), "--context", str(options.context),
+               "--kv-heads", str(kv_heads), "--head-dim", str(head_dim), "--context", str(options.context), "--tokens", str(options.tokens),
                "--formats", options.formats, "--seconds", str(options.seconds)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for row in map(json.loads, printed.splitlines()):
@@ -76,9 +82,9 @@ def gyre_rows():
 
 
 peers = {}
-for steps in (torch_steps, mlx_steps):
+for name in options.peers.split(","):
     try:
-        peers.update(steps())
+        peers.update({"torch": torch_steps, "mlx": mlx_steps}[name]())
     except ImportError as error:
         print(f"left out: {error}")
 times = {}
@@ -88,7 +94,7 @@ for _ in range(options.rounds):
     for name, step in peers.items():
         times.setdefault(name, []).append(median_us(step))
 best = min((statistics.median(times[name]) for name in peers), default=None)
-print(f"{options.shape}, {options.context} keys, {options.threads} threads, {options.rounds} rounds; us, spread")
+print(f"{options.shape}, {options.tokens} over {options.context} keys, {options.threads} threads, {options.rounds} rounds; us, spread")
 for name, all_us in times.items():
     us = statistics.median(all_us)
     times_best = f"  {best / us:5.2f} x the best peer" if best else ""
