@@ -65,7 +65,9 @@ struct AttentionPlan {
   AttentionReduce reduce;
   uint32_t drafts;  // 1: the device has a kernel for the phase `drafts`, and this is its plan
   uint32_t fresh_scratch;  // 1: what a call leaves in `partial` is no scratch for another batch
-  uint32_t unused;
+  // Sequences of at most this many rows need a phase of their own: the kernel for more rows would
+  // give them other bits. 0: none do.
+  uint32_t own_rows;
   AttentionSchedulePlan schedule;
 };
 

@@ -49,6 +49,29 @@ TEST(EmulatedPages, SingleTokensHaveTheBitsOfAStepOfTheirOwn) {
   EXPECT_EQ(compare(alone, world.attend({{2, 300, 1}, {1, 700, 2}, {0, 1100, 1}})), 1u);
 }
 
+// Beside longer sequences a block has rows that a sequence lacks, and sums of another form. Where
+// values are loud, weights and sums are rescaled: neither must show.
+TEST(EmulatedPages, LongerSequencesDoNotShowWhereValuesAreLoud) {
+  const auto gain = [](uint64_t position) { return position % 97 == 60 ? 40.0f : 1.0f; };
+  struct Batch {
+    uint64_t heads, tokens, beside;
+  };
+  constexpr Batch kBatches[] = {{4, 1, 2}, {2, 1, 4}, {2, 2, 4}, {2, 3, 4}, {1, 2, 5}, {3, 1, 2}};
+  for (const KvFormat format : {KvFormat::tq8, KvFormat::tq4}) {
+    for (const Batch& b : kBatches) {
+      const PagedWorld world(emulated_device(4), shape_for(format, format, 128, 16), b.heads,
+                             {700, 90}, 1, gain);
+      for (uint64_t length = 280; length <= 700; length += 60) {
+        SCOPED_TRACE(std::string(name(format)) + " " + std::to_string(b.heads) + " heads, " +
+                     std::to_string(b.tokens) + " of " + std::to_string(length));
+        const RowBits alone = world.attend({{0, length, b.tokens}});
+        EXPECT_EQ(compare(alone, world.attend({{1, 90, b.beside}, {0, length, b.tokens}})),
+                  b.tokens);
+      }
+    }
+  }
+}
+
 // A step with a chunk of a prompt takes other kernels for the sequences that decode beside it.
 TEST(EmulatedPages, SingleTokensDoNotDependOnAPromptBesideThem) {
   constexpr std::pair<KvFormat, uint64_t> kShapes[] = {

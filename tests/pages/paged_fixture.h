@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -28,9 +29,15 @@ using RowBits = std::map<std::pair<uint64_t, uint64_t>, Bytes>;
 
 class PagedWorld {
  public:
+  // `gain`: of the values at a position.
   PagedWorld(const Device& device, const KvPageShape& shape, uint64_t heads,
-             std::vector<uint64_t> kv_lengths, uint32_t page_seed = 1)
-      : device_(device), shape_(shape), heads_(heads), kv_lengths_(std::move(kv_lengths)) {
+             std::vector<uint64_t> kv_lengths, uint32_t page_seed = 1,
+             std::function<float(uint64_t)> gain = {})
+      : device_(device),
+        shape_(shape),
+        heads_(heads),
+        kv_lengths_(std::move(kv_lengths)),
+        gain_(std::move(gain)) {
     for (const uint64_t length : kv_lengths_) pages_ += pages_for(length);
     memory_ = KvPages::allocate(device_, shape_, pages_ + 2);
     std::vector<int32_t> free(pages_ + 2);
@@ -61,8 +68,9 @@ class PagedWorld {
     for (uint64_t t = 0; t < count; ++t) {
       std::seed_seq seed{uint64_t(kind), sequence, first + t};
       std::mt19937 random(seed);
+      const float factor = kind == 'v' && gain_ ? gain_(first + t) : 1;
       for (uint64_t i = 0; i < row_heads * dim; ++i)
-        values[t * row_heads * dim + i] = normal(random);
+        values[t * row_heads * dim + i] = factor * normal(random);
     }
     return values;
   }
@@ -165,6 +173,7 @@ class PagedWorld {
   KvPageShape shape_;
   uint64_t heads_;
   std::vector<uint64_t> kv_lengths_;
+  std::function<float(uint64_t)> gain_;
   uint64_t pages_ = 0;
   KvPages memory_;
   std::vector<std::vector<int32_t>> tables_;

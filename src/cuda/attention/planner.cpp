@@ -82,7 +82,15 @@ class Planner {
     // over these has rows of one token only.
     plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows,
                      abi::kv_is_compressed(p_.v.format) ? 0u : 1u, 0};
+    plan.own_rows = own_rows(decode->rows);
     return plan;
+  }
+  // tq4 has another LevelForm up to four rows: sums that are rescaled in it are rounded otherwise.
+  // So tokens of up to four rows are not taken by a kernel for more.
+  uint32_t own_rows(uint32_t rows) const {
+    constexpr uint64_t kFewRows = 4;
+    const bool tq4 = p_.k.format == abi::kTq4 || p_.v.format == abi::kTq4;
+    return tq4 && rows > kFewRows ? static_cast<uint32_t>(kFewRows / group() * group()) : 0;
   }
   // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
   abi::AttentionPlan drafts() const {

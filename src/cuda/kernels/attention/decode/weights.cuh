@@ -115,15 +115,33 @@ inline void rescale_sums(const LaneWeights& lane, uint32_t block, uint32_t four,
   weight_sum = static_cast<uint32_t>(weights) + lane.surplus;
 }
 
+// Which rows' weights fit, and whose sum is an ordinary number.
+template <uint32_t kBlocks, uint32_t kRowQuads, uint32_t kKeys>
+inline void find_rows_that_fit(const uint32_t (&w)[kBlocks][kRowQuads][kKeys],
+                               const float (&sum)[kRowQuads], bool (&fits)[kRowQuads]) {
+  const uint32_t row_lanes = 0x11111111u << threadIdx.x % 4;
+#pragma unroll
+  for (uint32_t four = 0; four < kRowQuads; ++four) {
+    uint32_t all = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks * kKeys; ++i) all |= w[i / kKeys][four][i % kKeys];
+    const bool outside = all >= kTooLarge || !(sum[four] < 0x1p64f);
+    fits[four] = (__ballot_sync(kAll, outside) & row_lanes) == 0;
+  }
+}
+
 // Scores and scales of V to weights, whatever they are: references and fixed-point scales are
-// adapted. Sums of a block and row must then be shifted right by `shift`.
+// adapted. Sums of a block and row must then be shifted right by `shift`. Rows that fit keep their
+// weights: what another row needs must not show in their bits.
 template <class Traits, uint32_t kBlocks, uint32_t kRowQuads, uint32_t kKeys>
 inline void softmax_weights_any(const LaneWeights& lane, const float (&x)[kRowQuads][kKeys],
-                                const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                                const float (&scales)[kBlocks][kKeys],
+                                const float (&sum)[kRowQuads], LevelSums<Traits>& to,
                                 uint32_t (&w)[kBlocks][kRowQuads][kKeys],
                                 uint32_t (&shift)[kBlocks][kRowQuads]) {
   float largest[kRowQuads], weights[kBlocks][kRowQuads][kKeys], max_weight[kBlocks * kRowQuads];
-  bool known[kBlocks][kRowQuads];
+  bool known[kBlocks][kRowQuads], fits[kRowQuads];
+  find_rows_that_fit(w, sum, fits);
 #pragma unroll
   for (uint32_t i = 0; i < kRowQuads; ++i) largest[i] = max_of(x[i]);
   eight_lanes_max(largest);
@@ -131,7 +149,7 @@ inline void softmax_weights_any(const LaneWeights& lane, const float (&x)[kRowQu
   for (uint32_t four = 0; four < kRowQuads; ++four) {
     LevelRow& r = to.row[four];
     uint32_t rise = 0;
-    if (largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
+    if (!fits[four] && largest[four] - r.reference > kFarAbove - kReferenceHeadroom) {
       const float up = ceilf(fmaxf(largest[four], kLowest)) + kReferenceHeadroom;
       r.sum *= exp2_fast(r.reference - up);
       rise = static_cast<uint32_t>(fminf(up - r.reference, 512.0f));
@@ -157,16 +175,18 @@ inline void softmax_weights_any(const LaneWeights& lane, const float (&x)[kRowQu
         known[block][four] = known[block][four] && !is_nan(weight);
       }
     }
+    if (fits[four]) r.sum = sum[four];
   }
   eight_lanes_max(max_weight);
 #pragma unroll
   for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i) {
     const uint32_t block = i / kRowQuads, four = i % kRowQuads;
     FixedPoint& of = to.fixed[block][four];
-    shift[block][four] = rescale_weights(of, max_weight[i], shift[block][four]);
     const uint32_t row_lanes = 0x11111111u << threadIdx.x % 4;
-    if ((__ballot_sync(kAll, !known[block][four]) & row_lanes) != 0)
-      of.scale = __uint_as_float(0x7FC00000u);
+    const bool unknown = (__ballot_sync(kAll, !known[block][four]) & row_lanes) != 0;
+    if (fits[four]) continue;
+    shift[block][four] = rescale_weights(of, max_weight[i], shift[block][four]);
+    if (unknown) of.scale = __uint_as_float(0x7FC00000u);
 #pragma unroll
     for (uint32_t key = 0; key < kKeys; ++key) {
       const float weight = weights[block][four][key];
@@ -179,13 +199,14 @@ inline void softmax_weights_any(const LaneWeights& lane, const float (&x)[kRowQu
 // softmax_weights_any, and what it asks for.
 template <class Traits, uint32_t kBlocks, uint32_t kRowQuads, uint32_t kKeys>
 inline void softmax_weights_rescaled(const LaneWeights& lane, const float (&x)[kRowQuads][kKeys],
-                                     const float (&scales)[kBlocks][kKeys], LevelSums<Traits>& to,
+                                     const float (&scales)[kBlocks][kKeys],
+                                     const float (&sum)[kRowQuads], LevelSums<Traits>& to,
                                      uint32_t (&w)[kBlocks][kRowQuads][kKeys]) {
   uint32_t shift[kBlocks][kRowQuads];
   bool held[kRowQuads], any = false;  // which rows have sums; whether some must be rescaled
 #pragma unroll
   for (uint32_t four = 0; four < kRowQuads; ++four) held[four] = to.row[four].sum != 0;
-  softmax_weights_any(lane, x, scales, to, w, shift);
+  softmax_weights_any(lane, x, scales, sum, to, w, shift);
 #pragma unroll
   for (uint32_t i = 0; i < kBlocks * kRowQuads; ++i)
     any = any || (shift[i / kRowQuads][i % kRowQuads] != 0 && held[i % kRowQuads]);
@@ -243,7 +264,7 @@ inline void softmax_weights_levels(const LaneWeights& lane, typename SpreadV<Tra
     }
   }
   if (__any_sync(kAll, all >= kTooLarge || !usual) != 0) {
-    softmax_weights_rescaled(lane, x, scales, to, w);
+    softmax_weights_rescaled(lane, x, scales, sum, to, w);
   } else {
 #pragma unroll
     for (uint32_t four = 0; four < kRowQuads; ++four) to.row[four].sum = sum[four];
