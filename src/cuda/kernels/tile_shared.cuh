@@ -63,7 +63,7 @@ struct PlainRow<CalibratedRow> {
       *reinterpret_cast<uint2*>(codes + begin + i) = make_uint2(words[0], words[1]);
     }
   }
-  // Of the block-th scale block.
+  // The scale of block `block`.
   __device__ uint32_t scale(uint32_t head_dim, uint32_t block) const {
     const uint8_t* const at = &row->first + abi::kv_calibrated_scale(head_dim) + 2 * block;
     return at[0] | static_cast<uint32_t>(at[1]) << 8;
