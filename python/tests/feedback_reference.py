@@ -2,7 +2,7 @@
 
 import torch
 
-from gyre.calibrate.solve import rotation
+from gyre.calibrate.feedback import rotation
 
 MAGNITUDES = {"tq2": (36, 120), "tq3": (10, 31, 55, 88), "tq4": (5, 15, 25, 37, 49, 63, 81, 107)}
 STEP = {"tq2": 0.01258624817301284, "tq3": 0.0244461383835827, "tq4": 0.025559356256893873}  # standard deviations per unit of level

@@ -7,8 +7,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 import gyre  # noqa: E402
+from gyre.calibrate.feedback import reordered, rotation  # noqa: E402
 from gyre.integrations.vllm import latent  # noqa: E402
-from gyre.integrations.vllm.config import Formats  # noqa: E402
+from gyre.integrations.vllm.calibration import latent_calibration  # noqa: E402
+from gyre.integrations.vllm.config import ConfigError, Formats  # noqa: E402
 from gyre.integrations.vllm.pages import Queue  # noqa: E402
 from vllm_contract import PAD  # noqa: E402
 from vllm_latent_contract import (  # noqa: E402
@@ -16,6 +18,7 @@ from vllm_latent_contract import (  # noqa: E402
     ROTARY,
     Projections,
     batch_of,
+    calibration_of,
     decode,
     error_of,
     layer_of,
@@ -112,6 +115,95 @@ def test_prompts_in_chunks_have_the_same_bits(queue):
             begin += count
         outs.append(torch.cat(out))
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize(
+    "k, v, transform, dtype",
+    [
+        *(("tq4", "tq8", True, dtype) for dtype in BOUNDS),
+        ("tq8", "tq8", False, torch.float32),
+        ("tq3", "tq4", True, torch.float32),
+        ("tq4", "bf16", True, torch.float32),
+        ("tq4", "bf16", False, torch.bfloat16),
+    ],
+)
+def test_calibrated_decoding_is_the_reference(queue, k, v, transform, dtype):
+    formats = Formats(k, v)
+    own = latent_calibration(calibration_of(transform=transform), 0, formats, (LATENT, ROTARY), False)
+    batch = batch_of(CPU, HEADS, PAGE, REQUESTS, padded_requests=2, padded_tokens=3, seed=1, dtype=dtype)
+    out, _ = decode(stored(queue, formats, batch, layer_calibration=own), batch)
+    assert error_of(out[: batch.tokens], reference(batch, batch.q, formats, layer_calibration=own)) < BOUNDS[dtype]
+    # Without the calibration other codes are stored.
+    assert error_of(out[: batch.tokens], reference(batch, batch.q, formats)) > 1e-6
+    padding = own.parts[0].mean.to(dtype).expand(3, HEADS, LATENT) if transform else torch.full((3, HEADS, LATENT), 7.0, dtype=dtype)
+    assert torch.equal(out[batch.tokens :], padding)
+
+
+@pytest.mark.parametrize("dims", [(128, 32), (256, 64), (64, 16)])
+def test_calibrated_sizes(queue, dims):
+    formats = Formats("tq4", "tq8")
+    own = latent_calibration(calibration_of(dims, layers=2), 1, formats, dims, False)
+    batch = batch_of(CPU, HEADS, PAGE, [(1, 70), (2, 130), (9, 9)], seed=2, dims=dims)
+    out, _ = decode(stored(queue, formats, batch, dims=dims, layer_calibration=own), batch)
+    assert error_of(out, reference(batch, batch.q, formats, layer_calibration=own)) < 1e-8
+
+
+@pytest.mark.parametrize("k, v, most", [("tq4", "tq8", 1 << 16), ("tq3", "tq4", HEADS * 10), ("tq4", "bf16", HEADS * 10)])
+def test_calibrated_chunks_attend_over_what_is_stored(queue, monkeypatch, k, v, most):
+    """Their log-sum-exp, with which vLLM merges the new tokens' attention to each other, has the mean's part of the scores."""
+    monkeypatch.setattr(latent, "MAX_ROWS", most)
+    formats, first = Formats(k, v), 2
+    own = latent_calibration(calibration_of(), 0, formats, (LATENT, ROTARY), False)
+    batch = batch_of(CPU, HEADS, PAGE, [(1, 26), (4, 40), (24, 148), (1, 33), (13, 13), (30, 95)], padded_tokens=3, seed=3)
+    projections = Projections(batch)
+    out, _ = prefill(stored(queue, formats, batch, layer_calibration=own), batch, projections, first)
+    expected = projections.expand(reference(batch, projections.absorbed(), formats, stored=False, layer_calibration=own))
+    assert error_of(out, expected[5:]) < 1e-6
+
+
+def weights_of(part):
+    """What errors of the coordinates cost, from the factor that the encoder uses."""
+    dim = part.factor.shape[-1]
+    upper = (part.factor[0].double() + torch.eye(dim)) * part.diagonal[0].double()
+    back = rotation(dim).T
+    weights = back @ upper @ upper.T @ back.T
+    return weights if part.basis is None else part.basis[0].double() @ weights @ part.basis[0].double()
+
+
+@pytest.mark.parametrize("transform", [True, False])
+def test_neighbouring_rotary_coordinates(transform):
+    """vLLM rotates the pairs (2m, 2m + 1) where transformers has (m, m + n): basis and weights go with the coordinates."""
+    calibration, order = calibration_of(transform=transform), torch.tensor([i // 2 + ROTARY // 2 * (i % 2) for i in range(ROTARY)])
+    halves, neighbours = (
+        latent_calibration(calibration, 0, Formats("tq4", "tq8"), (LATENT, ROTARY), interleaved).parts for interleaved in (False, True)
+    )
+    assert halves[1] is calibration.layers[0][1] and neighbours[0] is halves[0]
+    wanted = weights_of(halves[1])[order[:, None], order]
+    torch.testing.assert_close(weights_of(neighbours[1]), wanted, atol=1e-5 * wanted.abs().max().item(), rtol=0)
+    assert not torch.equal(neighbours[1].factor, halves[1].factor)
+    if transform:
+        assert torch.equal(neighbours[1].basis[0].diagonal(), halves[1].basis[0].diagonal()[order])
+        assert torch.equal(neighbours[1].inverse[0].diagonal(), halves[1].inverse[0].diagonal()[order])
+        assert torch.equal(neighbours[1].basis[0].diagonal()[::2], neighbours[1].basis[0].diagonal()[1::2])
+    latent_part = calibration.layers[0][0]
+    if latent_part.mean is not None:
+        order = torch.randperm(LATENT, generator=torch.Generator().manual_seed(3))
+        assert torch.equal(reordered(latent_part, order).mean, latent_part.mean[:, order])
+
+
+def test_what_latents_take_no_calibration():
+    calibration, dims = calibration_of(), (LATENT, ROTARY)
+    assert latent_calibration(calibration, 0, Formats("bf16", "f16"), dims, None) is None
+    sixteen = latent_calibration(calibration, 0, Formats("tq4", "bf16"), dims, None)  # however the model rotates
+    assert torch.equal(sixteen.parts[1].basis[0], torch.eye(ROTARY)) and sixteen.parts[1].mean is None
+    for words, *arguments in (
+        ("no layer 1, there are 1", 1, Formats("tq4", "tq8"), dims, False),
+        ("for 1 KV heads of 512 and 64, layer 0 has a latent of 256", 0, Formats("tq4", "tq8"), (256, ROTARY), False),
+        ("the latent as bf16 and the rotary part as tq8", 0, Formats("bf16", "tq8"), dims, False),
+        ("orders rotary coordinates is not known", 0, Formats("tq4", "tq8"), dims, None),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            latent_calibration(calibration, *arguments)
 
 
 def test_drafts_that_were_rejected_are_overwritten(queue):

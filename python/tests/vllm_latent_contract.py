@@ -5,6 +5,8 @@ import torch
 from vllm_contract import Batch, make_cache
 
 import gyre
+from gyre.calibrate.feedback import rotated, triangular
+from gyre.calibrate.file import Calibration, Part
 from gyre.integrations.vllm.latent import Tokens, attend_context, parts_of
 from gyre.integrations.vllm.pages import LayerPages
 
@@ -13,38 +15,67 @@ SCALE = 1.3 * (OWN + ROTARY) ** -0.5  # models multiply it by a factor of their 
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def layer_of(queue, formats, blocks, page, device, dims=(LATENT, ROTARY)):
+def part_of(basis, weights, mean=None):
+    """As gyre.calibrate makes one; basis None: feedback alone."""
+    inverse = None if basis is None else torch.linalg.inv(basis)
+    weights = weights if basis is None else inverse @ weights @ inverse
+    held = (None if x is None else x.float()[None].contiguous() for x in (basis, inverse, mean, *triangular(rotated(weights))))
+    return Part(*held)
+
+
+def calibration_of(dims=(LATENT, ROTARY), transform=True, layers=1):
+    """Transforms far from the identity, a mean, and feedback: of a latent, and of a rotary part with a factor for each pair."""
+    g, made = torch.Generator().manual_seed(6), []
+    symmetric = lambda orthogonal, values: orthogonal @ values.diag() @ orthogonal.T
+    for _ in range(layers):
+        orthogonal = torch.linalg.qr(torch.randn(dims[0], dims[0], generator=g, dtype=torch.double))[0]
+        stretch, weights = (torch.rand(dims[0], generator=g, dtype=torch.double) * 2 + 0.3 for _ in range(2))
+        pairs, pair_weights = (torch.rand(dims[1] // 2, generator=g, dtype=torch.double).repeat(2) * 2 + 0.3 for _ in range(2))
+        mean = torch.randn(dims[0], generator=g, dtype=torch.double)
+        latent = part_of(symmetric(orthogonal, stretch) if transform else None, symmetric(orthogonal, weights), mean if transform else None)
+        made.append((latent, part_of(pairs.diag() if transform else None, pair_weights.diag())))
+    return Calibration(made, "R" if transform else "F", "m", "id", 0, 100, [0.9, 1.0, 1.1])
+
+
+def layer_of(queue, formats, blocks, page, device, dims=(LATENT, ROTARY), layer_calibration=None):
     cache = make_cache(formats, blocks, page, 1, dims[0], device, rotary_dim=dims[1]).squeeze(1)  # as vLLM binds it
-    return LayerPages(queue, cache, formats, 1, *dims, page, latent=True)
+    return LayerPages(queue, cache, formats, 1, *dims, page, layer_calibration, latent=True)
 
 
 def batch_of(device, heads, page, requests, dims=(LATENT, ROTARY), **options):
     return Batch(device, heads, 1, dims[0], page, requests, rotary_dim=dims[1], **options)
 
 
-def round_trip(format, rows):
-    """What a cache of this format holds of rows [tokens, 1, coordinates], in double."""
+def round_trip(role, format, rows, part=None, calibration=None):
+    """What a cache of this format holds of rows [tokens, 1, coordinates], in double. part, calibration: of a compressed one."""
     if format in FLOATS or len(rows) == 0:
         return rows.to(FLOATS.get(format, rows.dtype)).double()
     cpu, kept = gyre.Device("cpu"), rows.cpu().contiguous()
-    buffer = gyre.KvBuffer.allocate(cpu, format=format, role="k", kv_heads=1, capacity=-(-len(rows) // 8) * 8, head_dim=rows.shape[2])
+    buffer = gyre.KvBuffer.allocate(cpu, format=format, role=role, kv_heads=1, capacity=-(-len(rows) // 8) * 8, head_dim=rows.shape[2])
     out, encoder = torch.empty(kept.shape, dtype=torch.float32), gyre.Encoder(cpu)
-    gyre.kv_quantize(encoder, k=kept, k_cache=buffer)
+    gyre.kv_quantize(encoder, **{role: kept, f"{role}_cache": buffer, f"{role}_calibration": calibration})
     gyre.kv_dequantize(encoder, buffer, out)
     encoder.submit().wait()
-    return out.to(rows.device).double()
+    out = out.double()
+    if part is not None and part.basis is not None:
+        out = out @ part.inverse[0].double() + (0 if part.mean is None else part.mean[0].double())
+    return out.to(rows.device)
 
 
-def reference(batch, q, formats, stored=True):
+def reference(batch, q, formats, stored=True, layer_calibration=None):
     """Latents [tokens, heads, latent] of absorbed queries, in double. The past is what the pages hold; the step's own tokens are, too,
     or are as they came."""
     begin, outs = 0, []
+    how = [(None, None)] * 2
+    if layer_calibration is not None:
+        how = list(zip(layer_calibration.parts, layer_calibration.on(gyre.Device("cpu"))))
     for (queries, length), past in zip(batch.requests, batch.past):
         rows = slice(begin, begin + queries)
         begin += queries
         parts = []
-        for format, old, new in zip((formats.k, formats.v), past, (batch.k[rows], batch.v[rows])):
-            parts.append(torch.cat((round_trip(format, old), round_trip(format, new) if stored else new.double()))[:, 0])
+        for role, format, old, new, own in zip("kv", (formats.k, formats.v), past, (batch.k[rows], batch.v[rows]), how):
+            kept = round_trip(role, format, new, *own) if stored else new.double()
+            parts.append(torch.cat((round_trip(role, format, old, *own), kept))[:, 0])
         latent, rotary = parts
         logits = torch.einsum("thd,jd->htj", q[rows].double(), torch.cat((latent, rotary), 1)) * SCALE
         at = torch.arange(length - queries, length, device=q.device)[:, None]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-import gyre
-
+from .feedback import rotated, triangular
 from .file import Part
 from .model import Attention
 from .moments import Moments
@@ -19,21 +18,6 @@ from .rotary import Rotary
 EXPONENT, FLOOR = -0.3, 0.05  # of the basis
 WEIGHT_FLOOR = 0.03
 FIRST_GAIN, FIRST_WEIGHT = 2.0, 0.4  # position 0 counts as this many times its attention, at most as this share of all rows
-
-
-def rotated(matrix: torch.Tensor) -> torch.Tensor:
-    """R M R^T of symmetric matrices [..., d, d], by the library's own rotation."""
-    rotation_matrix = rotation(matrix.shape[-1])
-    return rotation_matrix @ matrix @ rotation_matrix.T
-
-
-def rotation(head_dim: int) -> torch.Tensor:
-    rows = torch.eye(head_dim)
-    encoder = gyre.Encoder("cpu")
-    gyre.hadamard(encoder, rows, rows, signs="native")
-    encoder.submit().wait()
-    columns = rows.T.double()  # R e_j in f32; entries are 0 or +-1 / sqrt(size of the block)
-    return columns.sign() / columns.square().reciprocal().round().sqrt()
 
 
 def _power(matrix: torch.Tensor, exponent: float) -> torch.Tensor:
@@ -56,13 +40,8 @@ def part(covariance: torch.Tensor | None, weights: torch.Tensor, mean: torch.Ten
         basis = _power(_scaled(covariance, FLOOR), EXPONENT)
         inverse = _power(_scaled(covariance, FLOOR), -EXPONENT)
         weights = inverse @ weights @ inverse
-    weights = rotated(weights)
-    # Upper triangular: the Cholesky factor of the matrix flipped in both axes, flipped back.
-    upper = torch.linalg.cholesky(((weights + weights.transpose(-1, -2)) / 2).flip(-1, -2)).flip(-1, -2)
-    diagonal = upper.diagonal(dim1=-2, dim2=-1)
-    factor = (upper / diagonal[..., None, :]).triu(1)
     single = lambda x: None if x is None else x.float().contiguous()
-    return Part(single(basis), single(inverse), single(mean), single(factor), single(diagonal))
+    return Part(single(basis), single(inverse), single(mean), *map(single, triangular(rotated(weights))))
 
 
 def from_text(attention: Attention, rotary: Rotary, moments: Moments, capacity: int) -> tuple[Part, Part]:

@@ -12,7 +12,7 @@ import torch
 from transformers.cache_utils import Cache
 
 import gyre
-from gyre.calibrate.solve import rotation
+from gyre.calibrate.feedback import rotation
 from gyre.integrations.transformers.columns import Columns
 from gyre.integrations.transformers.config import refused, stored_layers
 from gyre.integrations.transformers.layer import GyreLayer, Step

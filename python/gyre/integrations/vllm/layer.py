@@ -11,6 +11,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import gyre
+from gyre.calibrate.file import Calibration
 from gyre.calibrate.layer import LayerCalibration
 
 from .backend import GyreBackend, GyreMetadata, backend_of, options_of, refuse_config
@@ -49,7 +50,24 @@ class PagedLayer:
         raise NotImplementedError
 
     def calibration_of(self, number: int) -> LayerCalibration | None:
-        return None
+        raise NotImplementedError
+
+    def read_calibration(self) -> Calibration | None:
+        """The file that the options name, for this model."""
+        path, model = self.options.calibration, self.config.model_config
+        if path is not None and model is not None:
+            check(path, model.hf_config, model.max_model_len)
+        return None if path is None else load(path)
+
+    @property
+    def has_transform(self) -> bool:
+        return self.layer_calibration is not None and self.layer_calibration.parts[0].basis is not None
+
+    @property
+    def max_tokens(self) -> int:
+        """Of one call."""
+        tokens = self.config.scheduler_config.max_num_batched_tokens
+        return tokens if self.max_rows is None else min(tokens, max(self.max_rows // self.num_heads, 1))
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """vLLM asks the layer's backend for its pages after this, and nothing before tells an Impl its layer."""
@@ -102,9 +120,7 @@ class PagedLayer:
         scheduler, model, speculation = self.config.scheduler_config, self.config.model_config, self.config.speculative_config
         if not queue.cuda or model is None:
             return
-        transformed = self.layer_calibration is not None and self.layer_calibration.parts[0].basis is not None
         kv_heads, head_dim, v_head_dim = self.dims
-        tokens = scheduler.max_num_batched_tokens
         work = Workload(
             formats=self.formats,
             heads=self.num_heads,
@@ -113,8 +129,8 @@ class PagedLayer:
             v_head_dim=v_head_dim,
             page_tokens=page_tokens,
             window=self.sliding_window or 0,
-            dtype=torch.float32 if transformed else model.dtype,
-            tokens=tokens if self.max_rows is None else min(tokens, max(self.max_rows // self.num_heads, 1)),
+            dtype=torch.float32 if self.has_transform else model.dtype,
+            tokens=self.max_tokens,
             sequences=scheduler.max_num_seqs,
             max_kv_length=model.max_model_len,
             drafts=0 if speculation is None else speculation.num_speculative_tokens or 0,
@@ -159,12 +175,9 @@ class GyreImpl(PagedLayer, AttentionImpl[GyreMetadata]):
 
     def calibration_of(self, number: int) -> LayerCalibration | None:
         """What the calibration says about the heads that this rank has."""
-        path, model = self.options.calibration, self.config.model_config
-        if path is None:
+        calibration = self.read_calibration()
+        if calibration is None:
             return None
-        calibration = load(path)
-        if model is not None:
-            check(path, model.hf_config, model.max_model_len)
         layer_calibration = LayerCalibration.of(calibration, number, self.formats.compressed)
         if layer_calibration is None:
             return None
@@ -195,7 +208,7 @@ class GyreImpl(PagedLayer, AttentionImpl[GyreMetadata]):
     def _profile(self, query: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """vLLM measures the memory of a step without pages: takes what attention will take."""
         self.prepare(queue_of(query.device), self.config.cache_config.block_size or 64)
-        if self.layer_calibration is not None:  # PagesCalibration.enter()
+        if self.has_transform:  # PagesCalibration.enter()
             for tensor in (query, output):
                 torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
         return output.zero_()

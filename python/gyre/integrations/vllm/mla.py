@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 import vllm.envs as envs
 from vllm.config import VllmConfig
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl, MLACommonPrefillMetadata
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionMetadata, CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from gyre.calibrate.layer import LayerCalibration
+
 from .backend import GyreBackend, GyreMetadataBuilder
-from .config import ConfigError
+from .calibration import latent_calibration
 from .latent import MAX_ROWS, Part, Tokens, attend_context, parts_of
 from .layer import PagedLayer
 from .pages import queue_of
@@ -131,6 +134,14 @@ class GyreMlaMetadataBuilder(GyreMetadataBuilder):
         return prefill
 
 
+def rotates_neighbours(rotary_dim: int) -> bool | None:
+    """Whether the model's rotary embedding has the pairs (2m, 2m + 1), not (m, m + n); None: it cannot be told. A layer does not see it,
+    but vLLM keeps all that were made."""
+    made = rotary_embedding._ROPE_DICT.values()
+    neighbours = {not rope.is_neox_style for rope in made if rope.rotary_dim == rotary_dim == rope.head_size}
+    return neighbours.pop() if len(neighbours) == 1 else None
+
+
 class GyreMlaImpl(PagedLayer, MLACommonImpl[GyreMlaMetadata]):
     backend = GyreMlaBackend
     latent = True
@@ -148,8 +159,6 @@ class GyreMlaImpl(PagedLayer, MLACommonImpl[GyreMlaMetadata]):
         cache = self.config.cache_config
         if current_platform.is_cpu() and cache.block_size == 16 and not cache.user_specified_block_size:
             self.page_tokens = 64
-        if self.options.calibration is not None:
-            raise ConfigError("gyre: MLA takes no calibration")
 
     def fused_output_quant_supported(self, quant_key) -> bool:
         return False
@@ -162,10 +171,21 @@ class GyreMlaImpl(PagedLayer, MLACommonImpl[GyreMlaMetadata]):
         self.layer = layer  # has the up-projections
         return 1, self.kv_lora_rank, self.qk_rope_head_dim
 
+    def calibration_of(self, number: int) -> LayerCalibration | None:
+        """All ranks have the same: query heads are divided between them, the latent is not."""
+        calibration = self.read_calibration()
+        if calibration is None:
+            return None
+        return latent_calibration(calibration, number, self.formats, self.dims[1:], rotates_neighbours(self.qk_rope_head_dim))
+
     def reserve_workspace(self) -> None:
         """vLLM measures the memory of a step (from 0.33 on)."""
         device = next(self.kv_b_proj.parameters()).device
         self.prepare(queue_of(device), self.config.cache_config.block_size or 64)
+        if self.has_transform:  # PagesCalibration.enter()
+            rows = self.max_tokens * self.num_heads
+            for dim in (self.kv_lora_rank + self.qk_rope_head_dim, self.kv_lora_rank):
+                torch.empty(rows, dim, dtype=torch.float32, device=device)
 
     def do_kv_cache_update(self, kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale) -> None:
         """Before the attention: kv_c_normed [tokens, latent], k_pe [tokens, 1, rotary], padding included."""

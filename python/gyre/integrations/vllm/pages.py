@@ -266,7 +266,7 @@ class LayerPages:
                 f"{list(cache.shape)} with strides {list(cache.stride())}"
             )
         self.queue = queue
-        self.layer_calibration = None if layer_calibration is None else PagesCalibration(queue, layer_calibration)
+        self.layer_calibration = None if layer_calibration is None else PagesCalibration(queue, layer_calibration, latent)
         memory = torch.as_strided(cache, (cache.shape[0], page_bytes), (cache.stride(0), 1), cache.storage_offset())
         self.pages = gyre.KvPages(
             queue.device,
@@ -313,6 +313,8 @@ class LayerPages:
         if transform is not None:
             transform.leave(inside[1], out)
         queue.run()
+        if transform is not None and lse is not None:
+            transform.add_mean(lse[: step.tokens], q, scale)
 
 
 def _first(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
