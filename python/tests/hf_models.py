@@ -73,12 +73,51 @@ RANDOM = {
         "GptOss",
         dict(sliding_window=6, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2),
     ),
+    # The last three layers share the caches of layers 1 (two of them) and 2.
+    "gemma4-shared-window-9": (
+        "Gemma4",
+        dict(
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            sliding_window=9,
+            global_head_dim=64,
+            num_kv_shared_layers=3,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=61,
+        ),
+    ),
+    "gemma4-keys-are-values": (
+        "Gemma4",
+        dict(
+            layer_types=_MIXED,
+            sliding_window=9,
+            global_head_dim=64,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            use_bidirectional_attention="vision",
+        ),
+    ),
+    "gemma3n-shared-window-9": (
+        "Gemma3n",
+        dict(
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            sliding_window=9,
+            num_kv_shared_layers=3,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=61,
+            laurel_rank=8,
+            intermediate_size=[64] * 6,
+            activation_sparsity_pattern=[0.0] * 6,
+        ),
+    ),
 }
 
 
 def random_model(name: str, attention: str, **changes):
     architecture, more = RANDOM[name]
-    text = "Text" if architecture == "Gemma3" else ""
+    text = "Text" if architecture in ("Gemma3", "Gemma3n", "Gemma4") else ""
     config = getattr(transformers, f"{architecture}{text}Config")(**{**_SIZES, **more, **changes})
     config._attn_implementation = attention
     torch.manual_seed(7)

@@ -68,6 +68,9 @@ LLAMA3 = dict(
         ("gemma2-caps-window-9", {}),
         ("gemma3-window-5", {}),
         ("gpt-oss-sinks-window-6", {}),
+        ("gemma4-shared-window-9", {}),
+        ("gemma4-keys-are-values", {}),
+        ("gemma3n-shared-window-9", {}),
     ],
 )
 def test_moments_are_those_of_the_keys_that_the_model_caches(name, changes):

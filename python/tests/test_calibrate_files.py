@@ -50,7 +50,7 @@ def test_a_file_gives_back_what_was_saved(made, tmp_path):
             assert all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values()))
     said = lambda x: json.dumps({**dataclasses.asdict(x), "layers": len(x.layers)})
     assert said(again) == said(calibration)
-    assert (again.kv_heads, again.head_dim, again.budget(4.5).k) == (2, 32, ["tq4"] * 4)
+    assert (again.dims, again.budget(4.5).k) == ([(2, 32, 32)] * 4, ["tq4"] * 4)
     with pytest.raises(gyre.InvalidArgument, match="no formats for 3 bits, there are for 4.5 by coordinate"):
         again.budget(3)
 
@@ -123,7 +123,9 @@ def about_budget(**changes):
     "message, change",
     [
         ("no file that gyre.calibrate wrote", lambda tensors, metadata: metadata.pop("gyrecal")),
-        ("of version 3", about(version=3)),
+        ("of version 4", about(version=4)),
+        ("description cannot be read", about(version=3)),
+        ("description cannot be read", about(dims=[[2, 32, 32]] * 4)),
         ("description cannot be read", about(version="3" * 100000)),
         ("of version 1, which has no checksum: make it again", about(version=1)),
         ("description cannot be read", lambda tensors, metadata: metadata.update(gyrecal="[" * 100000)),
@@ -284,27 +286,37 @@ def costs_of(sensitivities):
     return {name: [(k * error, v * error) for k, v in sensitivities] for name, error in ERRORS.items()}
 
 
+def dims_of(costs):
+    return [(2, 128)] * len(costs["tq4"])
+
+
 @pytest.mark.parametrize("stored", [None, [4096, 512, 700]])
 @pytest.mark.parametrize("bits", [2.125, 3.0, 4.125, 4.9, 8.125, 20])
-def test_the_search_is_exact(stored, bits):
+@pytest.mark.parametrize("dims, scales", [([(2, 128)] * 3, [0.125] * 3), ([(4, 256), (4, 256), (2, 512)], [0.0625] * 3), ([(1, 512), (2, 64), (2, 128)], [0.0625, 0.25, 0.125])])
+def test_the_search_is_exact(stored, bits, dims, scales):
     costs = costs_of([(1e-3, 3e-4), (8e-3, 2e-3), (5e-4, 4e-3)])
-    weights = stored or [1, 1, 1]
-    found = best(costs, 128, bits, stored)
+    weights = [heads * dim * tokens for (heads, dim), tokens in zip(dims, stored or [1, 1, 1])]
+    extra = sum(weight * scale for weight, scale in zip(weights, scales)) / sum(weights)
+    if bits < 2 + extra:
+        with pytest.raises(gyre.InvalidArgument, match=f"smallest format takes, {2 + extra:g}"):
+            best(costs, dims, bits, stored)
+        return
+    found = best(costs, dims, bits, stored)
     units = [weight for weight in weights for _ in range(2)]
     predicted = lambda names: sum(costs[name][i // 2][i % 2] for i, name in enumerate(names))
-    fitting = lambda names: sum(BITS[name] * unit for name, unit in zip(names, units)) / sum(units) + 0.125 <= bits + 1e-9
+    fitting = lambda names: sum(BITS[name] * unit for name, unit in zip(names, units)) / sum(units) + extra <= bits + 1e-9
     least = min(predicted(names) for names in itertools.product(BITS, repeat=6) if fitting(names))
     alike = min(predicted((k, v) * 3) for k in BITS for v in BITS if fitting((k, v) * 3))
     assert found.predicted == pytest.approx(least if least <= WORTH_A_LIST * alike else alike)
     assert found.is_list == (least <= WORTH_A_LIST * alike)
-    assert found.used == pytest.approx(cost(found, weights) + 0.125) and found.used <= bits + 1e-9
+    assert found.used == pytest.approx(cost(found, weights) + extra) and found.used <= bits + 1e-9
     assert found.by == ("bytes" if stored else "coordinate")
 
 
 @pytest.mark.parametrize("spread, is_list", [(1.2, False), (30.0, True)])
 def test_layers_that_are_alike_get_no_list(spread, is_list):
     costs = costs_of([(1.0, 1.0), (spread, spread)] * 4)
-    found = best(costs, 128, 4.125)
+    found = best(costs, dims_of(costs), 4.125)
     assert found.is_list == is_list and ("in all layers" in str(found)) != is_list
     assert uniform_formats(costs, 8) == ("tq4", "tq4") and uniform_formats(costs, 9) in (("tq4", "tq5"), ("tq5", "tq4"))
     if not is_list:
@@ -313,7 +325,7 @@ def test_layers_that_are_alike_get_no_list(spread, is_list):
 
 def test_budgets_that_no_format_has_are_refused():
     with pytest.raises(gyre.InvalidArgument, match="2.1 bits is less than the smallest format takes, 2.125"):
-        best(costs_of([(1, 1)]), 128, 2.1)
+        best(costs_of([(1, 1)]), [(1, 128)], 2.1)
 
 
 def test_bits_of_scales():
@@ -323,7 +335,7 @@ def test_bits_of_scales():
 def test_many_layers_are_searched_quickly():
     generator = torch.Generator().manual_seed(1)
     sensitivities = [tuple(pair) for pair in torch.rand(80, 2, generator=generator).tolist()]
-    found = best(costs_of(sensitivities), 128, 4.125, [4096, 1000] * 40)
+    found = best(costs_of(sensitivities), [(2, 256), (1, 512)] * 40, 4.125, [4096, 1000] * 40)
     assert 4.1 < found.used <= 4.125
 
 

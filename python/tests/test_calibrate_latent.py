@@ -112,7 +112,7 @@ def test_latents_of_512_as_deepseek_has_them(paged, tmp_path):
     path = tmp_path / "512.gyrecal"
     calibrate(made, [random_tokens(600)[0]], 0, progress=False).save(path)
     read = Calibration.load(path)
-    assert (read.head_dim, read.v_head_dim, read.capacity) == (512, 64, 0)
+    assert (read.dims, read.capacity) == ([(1, 512, 64)] * 3, 0)
     ids = random_tokens(100)
     with torch.no_grad():
         expected = model("eager", **large)(ids).logits[0]
@@ -136,7 +136,7 @@ def test_files(made, calibration, tmp_path):
     path = tmp_path / "latent.gyrecal"
     calibration.save(path)
     read = Calibration.load(path)
-    assert (read.head_dim, read.v_head_dim, read.kv_heads, read.capacity) == (64, 16, 1, 0)
+    assert (read.dims, read.capacity) == ([(1, 64, 16)] * 3, 0)
     ids = random_tokens(40)
     both = [GyreCache(made.config, k="tq4", v="tq8", calibration=one) for one in (calibration, path)]
     one, other = (logits(made, ids, cache, [40]) for cache in both)

@@ -48,13 +48,13 @@ def test_more_bits_cost_less_in_every_part(tiny):
             assert falling == sorted(falling, reverse=True) and falling[-1] > 0
 
 
-@pytest.mark.parametrize("name", ["gemma2-caps-window-9", "gemma3-window-5", "gpt-oss-sinks-window-6"])
+@pytest.mark.parametrize("name", ["gemma2-caps-window-9", "gemma3-window-5", "gpt-oss-sinks-window-6", "gemma4-shared-window-9"])
 def test_other_models_have_gradients(name):
     model = random_model(name, "eager")
     text = random_tokens(120)[0]
     calibration = calibrate(model, [text], 256, progress=False)
     costs = sensitivities(model, [text], calibration, progress=False)
-    assert all(one > 0 for pair in costs["tq4"] for one in pair)
+    assert len(costs["tq4"]) == len(calibration.layers) and all(one > 0 for pair in costs["tq4"] for one in pair)
 
 
 def test_pieces_start_as_texts_do():

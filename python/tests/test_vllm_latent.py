@@ -8,8 +8,9 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 import gyre  # noqa: E402
 from gyre.calibrate.feedback import reordered, rotation  # noqa: E402
+from gyre.calibrate.file import identity  # noqa: E402
 from gyre.integrations.vllm import latent  # noqa: E402
-from gyre.integrations.vllm.calibration import latent_calibration  # noqa: E402
+from gyre.integrations.vllm.calibration import check, latent_calibration  # noqa: E402
 from gyre.integrations.vllm.config import ConfigError, Formats  # noqa: E402
 from gyre.integrations.vllm.pages import Queue  # noqa: E402
 from vllm_contract import PAD  # noqa: E402
@@ -204,6 +205,24 @@ def test_what_latents_take_no_calibration():
     ):
         with pytest.raises(ConfigError, match=words):
             latent_calibration(calibration, *arguments)
+
+
+def test_a_config_in_which_vllm_renamed_yarn_is_that_of_the_calibration(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=1024)
+    config = lambda **changes: transformers.DeepseekV3Config(num_hidden_layers=1, rope_parameters={**rope, **changes})
+    made, path = calibration_of(), str(tmp_path / "m.gyrecal")
+    made.identity = identity(config())
+    made.save(path)
+    for name in ("deepseek_yarn", "deepseek_llama_scaling"):
+        loaded = config()
+        loaded.rope_parameters["rope_type"] = name  # as the model's layers do when they are made
+        check(path, loaded, 4096)
+        assert loaded.rope_parameters["rope_type"] == name
+    loaded = config(factor=8.0)
+    loaded.rope_parameters["rope_type"] = "deepseek_yarn"
+    with pytest.raises(ConfigError, match="whose config differs from that of this deepseek_v3 model"):
+        check(path, loaded, 4096)
 
 
 def test_drafts_that_were_rejected_are_overwritten(queue):

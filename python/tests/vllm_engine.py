@@ -206,6 +206,20 @@ def mla_invariant(folder, reference, k, v):
     return compare(second, reference) + text
 
 
+@scenario(MLA, k="tq8", v="tq8", calibrated=True)
+def mla_calibrated(folder, reference, k, v):
+    absorb_prompts()
+    first, second, text = in_chunks(folder, k, v)
+    want(first == second, "answers with and without a prefix hit differ")
+    return compare(second, reference) + text
+
+
+@scenario(MLA, k="tq8", v="tq8", calibrated=True, environment=_TWO)
+def mla_calibrated_parallel(folder, reference, k, v):
+    absorb_prompts()
+    return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
+
+
 @scenario(MLA, k="own", v="own")
 def mla_compiled(folder, reference, k, v):
     return compare(Run(folder, "f16", "f16", enforce_eager=False).answers(), reference)
@@ -218,9 +232,9 @@ def mla_parallel(folder, reference, k, v):
 
 @scenario(MLA, k="own", v="own")
 def mla_layer(folder, reference, k, v):
-    from vllm_mla_layer import refusals, sizes, steps
+    from vllm_mla_layer import calibrated, refusals, sizes, steps
 
-    return "; ".join((sizes(), steps(), refusals()))
+    return "; ".join((sizes(), steps(), calibrated(), refusals()))
 
 
 @scenario()

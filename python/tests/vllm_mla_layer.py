@@ -3,21 +3,28 @@ vllm_engine.py, which runs it in an environment with vLLM."""
 
 import contextlib
 import os
+import pathlib
+import tempfile
 from types import SimpleNamespace
 
 import torch
+from transformers import DeepseekV3Config
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import get_attn_backend
-from vllm_latent_contract import LATENT, OWN, ROTARY, SCALE, V_DIM, Projections, batch_of, error_of, reference
+from vllm_latent_contract import LATENT, OWN, ROTARY, SCALE, V_DIM, Projections, batch_of, calibration_of, error_of, reference
 from vllm_layer import config_of, refused
 
+from gyre.calibrate.file import identity
+from gyre.integrations.vllm.calibration import latent_calibration
 from gyre.integrations.vllm.config import Formats
 
 HEADS, PAGE, NAME = 6, 16, "model.layers.0.self_attn.attn"
 CPU = torch.device("cpu")
-MODEL = dict(use_mla=True, rswa_window=None, max_model_len=2048, hf_text_config=SimpleNamespace())
+HF = DeepseekV3Config(num_hidden_layers=1)
+MODEL = dict(use_mla=True, rswa_window=None, max_model_len=2048, hf_text_config=SimpleNamespace(), hf_config=HF)
 # Decoding and drafts, then chunks with a past, then first chunks: vLLM's order.
 REQUESTS = [(1, 260), (4, 40), (3, 3), (24, 148), (9, 33), (13, 13), (30, 30)]
 DECODES = 3
@@ -125,6 +132,51 @@ def steps():
     return f"{count} steps within {worst:.2f} of their bounds"
 
 
+@contextlib.contextmanager
+def rotary_embeddings(*neox_styles):
+    """Those that a model has made."""
+    with config_of():
+        made = {style: rotary_embedding.RotaryEmbedding(ROTARY, ROTARY, 64, 10000.0, style, torch.float32) for style in neox_styles}
+    before = dict(rotary_embedding._ROPE_DICT)
+    rotary_embedding._ROPE_DICT.clear()
+    rotary_embedding._ROPE_DICT.update(made)
+    try:
+        yield
+    finally:
+        rotary_embedding._ROPE_DICT.clear()
+        rotary_embedding._ROPE_DICT.update(before)
+
+
+@contextlib.contextmanager
+def calibration_file(**options):
+    made = calibration_of(**options)
+    made.identity = identity(HF)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "mla.gyrecal")
+        made.save(path)
+        yield made, path
+
+
+def calibrated():
+    """As steps(), with a calibration: decodes, drafts and chunks, whose context is merged by its log-sum-exp."""
+    count, worst = 0, 0.0
+    for k, v, transform, neox in (("tq4", "tq8", True, False), ("tq4", "tq8", True, True), ("tq4", "bf16", True, False), ("tq8", "tq8", False, False)):
+        formats = Formats(k, v)
+        with calibration_file(transform=transform) as (made, path), rotary_embeddings(neox):
+            own = latent_calibration(made, 0, formats, (LATENT, ROTARY), not neox)
+            for dtype, bound in BOUNDS.items():
+                batch = batch_of(CPU, HEADS, PAGE, REQUESTS, padded_tokens=3, seed=count, dtype=dtype)
+                projections = Projections(batch)
+                with mla_config(dtype, additional_config={"gyre": {"k": k, "v": v, "calibration": str(path)}}) as config:
+                    out, _ = Layer(config, projections).run(batch, projections)
+                wanted = [reference(batch, projections.absorbed(), formats, stored, own) for stored in (True, False)]
+                begin = sum(queries for queries, _ in REQUESTS[:DECODES])
+                error = error_of(out, projections.expand(torch.cat((wanted[0][:begin], wanted[1][begin:]))))
+                assert error < bound, f"{k}/{v} {dtype}, transform {transform}, neox {neox}: {error}"
+                worst, count = max(worst, error / bound), count + 1
+    return f"{count} calibrated steps within {worst:.2f} of their bounds"
+
+
 def sizes():
     """What vLLM allocates for a token, and a format for each layer."""
     batch = batch_of(CPU, HEADS, PAGE, [(1, 1)])
@@ -151,7 +203,14 @@ def refusals():
     count += refuse("rotary part", rotary=0)
     count += refuse("sliding window", sliding_window=64)
     count += refuse("sparse MLA", indexer=object())
-    count += refuse("calibration", dict(additional_config={"gyre": {"calibration": "m.gyrecal"}}))
+    with calibration_file() as (_, path), rotary_embeddings(False, True):
+        named = lambda **formats: dict(additional_config={"gyre": {"calibration": str(path), **formats}})
+        count += refuse("orders rotary coordinates is not known", named(k="tq4", v="tq8"))
+        count += refuse("stores the latent as bf16 and the rotary part as tq8", named(k="bf16", v="tq8"))
+        count += refuse("none.gyrecal", dict(additional_config={"gyre": {"calibration": "none.gyrecal"}}))
+        count += refuse("no formats for 4.25 bits", dict(additional_config={"gyre": {"calibration": str(path), "budget": 4.25}}))
+        model = SimpleNamespace(dtype=torch.float32, **{**MODEL, "hf_config": DeepseekV3Config(num_hidden_layers=2)})
+        count += refuse("made for m, whose config differs", dict(named(k="tq4", v="tq8"), model_config=model))
     count += refuse("--block-size must be a multiple of 8", {"cache_config__block_size": 12})
     count += refuse("decode context parallel", dict(parallel_config__decode_context_parallel_size=2))
     count += refuse("prefill context parallel", dict(parallel_config__prefill_context_parallel_size=2))
@@ -170,5 +229,5 @@ def refusals():
 
 
 if __name__ == "__main__":
-    for function in (sizes, steps, refusals):
+    for function in (sizes, steps, calibrated, refusals):
         print(function.__name__, function())

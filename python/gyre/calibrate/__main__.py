@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import warnings
+from collections import Counter
 
 import gyre
 from gyre.eval.command import add_device, at_least, load_model
@@ -66,13 +67,17 @@ def add_budgets(calibration: Calibration, model, texts, options) -> None:
     stored = [min(window or capacity, capacity) for window in windows_of]
     for bits in options.budget:
         for counts in (None, stored) if len(set(stored)) > 1 else (None,):
-            calibration.budgets.append(best(costs, calibration.head_dim, bits, counts))
+            calibration.budgets.append(best(costs, [own[:2] for own in calibration.dims], bits, counts))
 
 
 def describe(calibration: Calibration, path: str, latent: bool) -> str:
-    heads = f"{calibration.kv_heads} KV heads, head_dim {calibration.head_dim}"
+    dims = Counter(calibration.dims)
+    heads = "; ".join(
+        f"{kv_heads} KV heads, head_dim {k}" + (f" in {count} of them" if len(dims) > 1 else "") for (kv_heads, k, _), count in dims.items()
+    )
     if latent:
-        heads = f"latents of {calibration.head_dim} coordinates, rotary parts of {calibration.v_head_dim}"
+        _, k, v = calibration.dims[0]
+        heads = f"latents of {k} coordinates, rotary parts of {v}"
     lines = [
         f"{path}: {calibration.model}, recipe {calibration.recipe}, {len(calibration.layers)} layers, {heads}, "
         f"{calibration.tokens} tokens, "

@@ -6,6 +6,7 @@ search over the lists is exact. A list is taken only where it gains enough over 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import gyre
@@ -20,7 +21,7 @@ Costs = dict[str, list[tuple[float, float]]]
 @dataclass
 class Budget:
     """The formats of each layer's keys and values. bits: asked for, per coordinate, scales included; used: what these take. by:
-    "coordinate", where every layer counts the same, or "bytes", where a layer counts as many tokens as it stores. predicted: the mean
+    "coordinate", where every coordinate counts the same, or "bytes", where a layer's count as many times as it stores tokens. predicted: the mean
     divergence of the additive model."""
 
     bits: float
@@ -47,12 +48,13 @@ def scale_bits(head_dim: int) -> float:
     return 16 * scales / head_dim
 
 
-def best(costs: Costs, head_dim: int, bits: float, stored: list[int] | None = None) -> Budget:
-    """stored: tokens that each layer stores, None: all the same. The average over what is stored is at most `bits`. All layers have
-    the same formats where no list is predicted to lose less than WORTH_A_LIST of that."""
-    layers = len(next(iter(costs.values())))
-    weights = stored or [1] * layers
-    extra = scale_bits(head_dim)
+def best(costs: Costs, dims: list[tuple[int, int]], bits: float, stored: list[int] | None = None) -> Budget:
+    """dims: KV heads and head_dim of each layer. stored: tokens that each layer stores, None: all the same. The average over what is
+    stored is at most `bits`. All layers have the same formats where no list is predicted to lose less than WORTH_A_LIST of that."""
+    layers = len(dims)
+    weights = [heads * head_dim * tokens for (heads, head_dim), tokens in zip(dims, stored or [1] * layers)]
+    weights = [weight // math.gcd(*weights) for weight in weights]
+    extra = sum(weight * scale_bits(head_dim) for weight, (_, head_dim) in zip(weights, dims)) / sum(weights)
     budget = (bits - extra) * 2 * sum(weights) + 1e-9
     least = min(BITS.values())
     if budget < least * 2 * sum(weights):

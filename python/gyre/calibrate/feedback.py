@@ -18,7 +18,7 @@ def rotated(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def rotation(head_dim: int) -> torch.Tensor:
-    rows = torch.eye(head_dim)
+    rows = torch.eye(head_dim, dtype=torch.float32)  # engines have another default dtype
     encoder = gyre.Encoder("cpu")
     gyre.hadamard(encoder, rows, rows, signs="native")
     encoder.submit().wait()
@@ -51,5 +51,6 @@ def reordered(own: Part, order: torch.Tensor) -> Part:
 
 def untouched(dim: int, transform: bool) -> Part:
     """A part that changes nothing of 16-bit rows, which take no feedback. transform: the layer's other part has one."""
-    one = torch.eye(dim)[None] if transform else None
-    return Part(one, one, None, torch.zeros(1, dim, dim), torch.ones(1, dim))
+    f32 = {"dtype": torch.float32}
+    one = torch.eye(dim, **f32)[None] if transform else None
+    return Part(one, one, None, torch.zeros(1, dim, dim, **f32), torch.ones(1, dim, **f32))

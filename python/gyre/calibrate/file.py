@@ -5,7 +5,8 @@ together or not at all, and only with them may a mean come. dim is head_dim; in 
 coordinates, and v the rotary part, with v_head_dim.
 
 The metadata has one entry, "gyrecal": JSON with the version, the fields of Calibration and the dims. It is one entry because safetensors
-writes several in any order, and equal calibrations must be equal files. Its "checksum" is the SHA-256 of everything else: the description
+writes several in any order, and equal calibrations must be equal files. A file of layers that differ in heads or dims (Gemma 4) is of
+version 3 and lists them. Layers that share another's cache are not there. Its "checksum" is the SHA-256 of everything else: the description
 as JSON with sorted keys, then each tensor's name, dtype, shape and bytes in the order of the names.
 """
 
@@ -28,6 +29,7 @@ from . import new_file
 from .budget import BITS, Budget
 
 ENTRY, VERSION = "gyrecal", 2
+MIXED_VERSION = 3  # layers differ in heads or dims
 UNCHECKED_VERSION = 1  # had no checksum; is refused
 # The encoder multiplies errors by the factor, and rows by the basis. The floors of solve.py keep both far below this.
 LARGEST = 1000.0
@@ -41,7 +43,10 @@ _IDENTITY = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
     "layer_types sliding_window rope_parameters query_pre_attn_scalar attention_bias"
 ).split()
-_LATENT_IDENTITY = "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim".split()  # of models that have them
+# Of models that have them.
+_MORE_IDENTITY = (
+    "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim num_kv_shared_layers attention_k_eq_v"
+).split()
 
 
 @dataclass
@@ -63,8 +68,10 @@ class CalibrationWarning(UserWarning):
 def identity(config) -> str:
     """Names a model by what its config says about its shape and its rotary embedding."""
     config = config.get_text_config(decoder=True)
-    said = {name: getattr(config, name, None) for name in _IDENTITY}
-    said.update({name: getattr(config, name) for name in _LATENT_IDENTITY if hasattr(config, name)})
+    per_layer = getattr(config, "per_layer_attributes", None) or ()  # layers differ in them (Gemma 4's head_dim)
+    said = {name: getattr(config, name, None) for name in _IDENTITY if name not in per_layer}
+    said.update({name: [getattr(own, name) for own in config.per_layer_config] for name in _IDENTITY if name in per_layer})
+    said.update({name: getattr(config, name) for name in _MORE_IDENTITY if hasattr(config, name)})
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -85,18 +92,9 @@ class Calibration:
     budgets: list[Budget] = field(default_factory=list)
 
     @property
-    def kv_heads(self) -> int:
-        return self.layers[0][0].factor.shape[0]
-
-    @property
-    def head_dim(self) -> int:
-        """Coordinates of keys and values; in latent layers (MLA), of the latent."""
-        return self.layers[0][0].factor.shape[1]
-
-    @property
-    def v_head_dim(self) -> int:
-        """Coordinates of the rotary part in latent layers (MLA); head_dim in all others."""
-        return self.layers[0][1].factor.shape[1]
+    def dims(self) -> list[tuple[int, int, int]]:
+        """Of each layer KV heads, coordinates of keys and of values; in latent layers (MLA) those of the latent and of the rotary part."""
+        return [(*k.factor.shape[:2], v.factor.shape[1]) for k, v in self.layers]
 
     def save(self, path: str | os.PathLike) -> None:
         """As a whole or not at all."""
@@ -108,15 +106,13 @@ class Calibration:
             if tensor is not None
         }
         said = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("layers", "budgets")}
-        said.update(
-            version=VERSION,
-            layers=len(self.layers),
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            budgets=[asdict(budget) for budget in self.budgets],
-        )
-        if self.v_head_dim != self.head_dim:
-            said["v_head_dim"] = self.v_head_dim
+        said.update(version=VERSION, layers=len(self.layers), budgets=[asdict(budget) for budget in self.budgets])
+        if len(set(self.dims)) > 1:
+            said.update(version=MIXED_VERSION, dims=self.dims)
+        else:
+            said["kv_heads"], said["head_dim"], v_head_dim = self.dims[0]
+            if v_head_dim != said["head_dim"]:
+                said["v_head_dim"] = v_head_dim
         said = json.loads(json.dumps(said))  # as it is read back: tuples become lists
         said["checksum"] = _checksum(said, tensors)
         new_file.replace("calibrate", path, safetensors.torch.save(tensors, {ENTRY: json.dumps(said)}))
@@ -134,9 +130,10 @@ class Calibration:
             said = _about(path, metadata, tensors)
         except RecursionError as error:  # so deep that it is read, but neither summed nor printed
             raise gyre.IoError(f"calibration: {path}: the description cannot be read") from error
-        count, heads, d = (said.pop(name) for name in ("layers", "kv_heads", "head_dim"))
-        dims = {"k": d, "v": said.pop("v_head_dim", d)}
-        layers = [tuple(_part(path, tensors, f"layers.{i}.{role}", heads, dims[role]) for role in "kv") for i in range(count)]
+        layers = [
+            tuple(_part(path, tensors, f"layers.{i}.{role}", heads, dim) for role, dim in zip("kv", dims))
+            for i, (heads, *dims) in enumerate(_dims(said))
+        ]
         if tensors:
             raise gyre.IoError(f"calibration: {path}: there are other tensors: {sorted(tensors)[0]}")
         said["budgets"] = [Budget(**budget) for budget in said["budgets"]]
@@ -196,21 +193,22 @@ def _about(path, metadata: dict, tensors: dict[str, torch.Tensor]) -> dict:
         raise gyre.IoError(
             f"calibration: {path}: the file is of version {version}, which has no checksum: make it again with python -m gyre.calibrate"
         )
-    if type(version) is int and version != VERSION:
+    if type(version) is int and version not in (VERSION, MIXED_VERSION):
         raise gyre.IoError(f"calibration: {path}: the file is of version {version}, this is version {VERSION}")
     known = type(version) is int
     if known and said.pop("checksum", None) != _checksum(said, tensors):
         raise gyre.IoError(f"calibration: {path}: the checksum differs: the file is damaged")
     if known:
         said.pop("version")
-    counts = ["layers", "kv_heads", "head_dim"]
+    counts = ["layers"] if version == MIXED_VERSION else ["layers", "kv_heads", "head_dim"]
     if known and "v_head_dim" in said:
         counts.append("v_head_dim")
-    fields = {*Calibration.__dataclass_fields__, *counts}
+    fields = {*Calibration.__dataclass_fields__, *counts, *(["dims"] if version == MIXED_VERSION else [])}
     if (
         not known
         or set(said) != fields
-        or any(type(said[name]) is not int or not 0 < said[name] < 1 << 16 for name in counts)
+        or any(not _is_count(said[name]) for name in counts)
+        or not _is_dims(said.get("dims"), said["layers"], version)
         or any(type(said[name]) is not int or not 0 <= said[name] < 1 << 63 for name in ("capacity", "tokens"))
         or not all(isinstance(said[name], list) for name in ("gains", "sensitivities", "budgets"))
         or any(not isinstance(said[name], str) for name in ("recipe", "model", "identity", "sensitivity_format"))
@@ -222,6 +220,30 @@ def _about(path, metadata: dict, tensors: dict[str, torch.Tensor]) -> dict:
     ):
         raise gyre.IoError(f"calibration: {path}: the description cannot be read")
     return said
+
+
+def _is_count(given) -> bool:
+    return type(given) is int and 0 < given < 1 << 16
+
+
+def _is_dims(dims, layers: int, version: int) -> bool:
+    """Of layers that differ; no others have a list."""
+    if version != MIXED_VERSION:
+        return dims is None
+    return (
+        isinstance(dims, list)
+        and len(dims) == layers
+        and all(isinstance(own, list) and len(own) == 3 and all(map(_is_count, own)) for own in dims)
+    )
+
+
+def _dims(said: dict) -> list[list[int]]:
+    """Of each layer heads and dims, which are taken out of what the file says."""
+    count = said.pop("layers")
+    if "dims" in said:
+        return said.pop("dims")
+    heads, k = said.pop("kv_heads"), said.pop("head_dim")
+    return [[heads, k, said.pop("v_head_dim", k)]] * count
 
 
 def _is_numbers(rows, count: int, each: int) -> bool:

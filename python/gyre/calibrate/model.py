@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,7 +11,8 @@ import gyre
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's. input_norm: what its input passed through."""
+    """One layer's. input_norm: what its input passed through. readers: attention of the layers that share its keys and values, without
+    k_proj and v_proj."""
 
     module: torch.nn.Module
     input_norm: torch.nn.Module
@@ -20,6 +21,12 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    readers: list[Attention] = field(default_factory=list)
+
+    def projection(self, name: str) -> torch.nn.Module:
+        """"q", "k" or "v"; values may be the projected keys (Gemma 4)."""
+        module = getattr(self.module, f"{name}_proj")
+        return self.module.k_proj if module is None and name == "v" else module
 
     def before_rotary(self, name: str) -> torch.nn.Module:
         """The module whose output is the query ("q") or the key ("k") before rotation."""
@@ -36,21 +43,28 @@ class Attention:
         return getattr(self.module, "sinks", None) is None
 
     def value_weights(self) -> torch.Tensor:
-        """What an error in a value's coordinates costs: the sum over the query heads of W_o,h^T W_o,h, f64 [kv_heads, d, d]."""
-        out = self.module.o_proj.weight.detach().double().cpu()  # [hidden, heads * head_dim]
-        columns = out.unflatten(1, (self.kv_heads, -1, self.head_dim))  # [hidden, kv_heads, group, d]
-        return torch.einsum("nhgi,nhgj->hij", columns, columns)
+        """What an error in a value's coordinates costs: the sum over the query heads of W_o,h^T W_o,h, f64 [kv_heads, d, d], of the
+        layer and of those that share its values."""
+        weights = 0
+        for each in (self, *self.readers):
+            out = each.module.o_proj.weight.detach().double().cpu()  # [hidden, heads * head_dim]
+            columns = out.unflatten(1, (self.kv_heads, -1, self.head_dim))  # [hidden, kv_heads, group, d]
+            weights = weights + torch.einsum("nhgi,nhgj->hij", columns, columns)
+        return weights
 
     def second_moment(self, name: str) -> torch.Tensor:
         """E[x x^T] of queries, keys or values from the weights alone: of an input whose coordinates are independent before the
-        norm's gains. f64 [kv_heads, d, d]; queries: the mean over the heads that share a KV head."""
+        norm's gains. f64 [kv_heads, d, d]; queries: the mean over the heads that share a KV head, also in layers that share keys."""
+        if name == "q" and self.readers:
+            alone = [replace(each, readers=[], kv_heads=self.kv_heads) for each in (self, *self.readers)]
+            return torch.stack([each.second_moment("q") for each in alone]).mean(0)
         gain = _gain(self.input_norm, self.module.q_proj.in_features, self.model_type).double().cpu()
-        weight = getattr(self.module, f"{name}_proj").weight.detach().double().cpu() * gain
+        weight = self.projection(name).weight.detach().double().cpu() * gain
         heads = weight.unflatten(0, (-1, self.head_dim))
         moments = heads @ heads.transpose(1, 2)
         norm = getattr(self.module, f"{name}_norm", None)
         if norm is not None:
-            own = _gain(norm, self.head_dim, self.model_type).double().cpu()
+            own = _gain(norm, self.head_dim, self.model_type).double().cpu() if list(norm.parameters()) else torch.ones(self.head_dim)
             energy = moments.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
             moments = moments / energy * own[:, None] * own[None, :]
         return moments.unflatten(0, (self.kv_heads, -1)).mean(1)
@@ -67,28 +81,28 @@ def _gain(norm: torch.nn.Module, size: int, model_type: str) -> torch.Tensor:
 
 
 def attentions(model) -> list[Attention]:
-    """The attention of each layer; models that are built otherwise are refused by name."""
+    """The attention of each layer with keys and values of its own; models that are built otherwise are refused by name."""
     config = model.config.get_text_config(decoder=True)
     layers = getattr(model.get_decoder(), "layers", None)
-    found = []
+    found, layers_read = [], 0
     for index, layer in enumerate(layers if layers is not None else []):
         module, norm = getattr(layer, "self_attn", None), getattr(layer, "input_layernorm", None)
-        linear = all(hasattr(getattr(module, f"{name}_proj", None), "weight") for name in "qkvo")
+        shares = getattr(module, "is_kv_shared_layer", False)
+        keys_are_values = getattr(module, "v_norm", None) is not None and getattr(module, "v_proj", 0) is None
+        names = "qo" if shares else "qko" if keys_are_values else "qkvo"
+        linear = all(hasattr(getattr(module, f"{name}_proj", None), "weight") for name in names)
         if not linear or norm is None:
             break
         head_dim = getattr(module, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        found.append(
-            Attention(
-                module,
-                norm,
-                config.model_type,
-                index,
-                module.q_proj.out_features // head_dim,
-                module.k_proj.out_features // head_dim,
-                head_dim,
-            )
-        )
-    if not found or len(found) != config.num_hidden_layers:
+        heads = module.q_proj.out_features // head_dim
+        kv_heads = 0 if shares else module.k_proj.out_features // head_dim
+        attention = Attention(module, norm, config.model_type, index, heads, kv_heads, head_dim)
+        if shares:
+            next(owner for owner in reversed(found) if owner.module.layer_type == module.layer_type).readers.append(attention)
+        else:
+            found.append(attention)
+        layers_read += 1
+    if not found or layers_read != config.num_hidden_layers:
         raise gyre.InvalidArgument(
             f"calibrate: {config.model_type} is not built as Llama, Qwen and Gemma models are: every layer must have "
             "self_attn with q_proj, k_proj, v_proj, o_proj, and input_layernorm"

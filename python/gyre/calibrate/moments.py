@@ -27,7 +27,7 @@ STEP = 512
 @dataclass
 class Moments:
     """Moments of one layer, f64. mean: [kv_heads, head_dim]; second: [kv_heads, head_dim, head_dim], E[x x^T]. Queries: over all heads
-    that share a KV head. first_k, first_v: rows of position 0, [kv_heads, tokens tried, head_dim], keys after rotation.
+    that share a KV head, in the layer and in those that share its keys. first_k, first_v: rows of position 0, [kv_heads, tokens tried, head_dim], keys after rotation.
     first_mass: [kv_heads], the attention that position 0 gets."""
 
     k_mean: torch.Tensor
@@ -67,6 +67,7 @@ class _Layer:
         self.attention, self.rotary = attention, rotary
         self.q, self.k, self.v = Sum(), Sum(), Sum()
         self.seen: dict[str, torch.Tensor] = {}
+        self.step: tuple[torch.Tensor, int, slice] | None = None  # keys, where they begin, and which rows count
         self.first: tuple[torch.Tensor, torch.Tensor] | None = None
         self.masses: list[torch.Tensor] = []
 
@@ -77,10 +78,14 @@ class _Layer:
 
             return hook
 
+        def see_reader(reader: Attention):
+            return lambda module, args, out: self._add_queries(reader, self._by_head(out, reader.heads))
+
         a = self.attention
         return [
             a.before_rotary("q").register_forward_hook(see("q", a.heads)),
             a.before_rotary("k").register_forward_hook(see("k", a.kv_heads)),
+            *(reader.before_rotary("q").register_forward_hook(see_reader(reader)) for reader in a.readers),
         ]
 
     def _by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -95,25 +100,33 @@ class _Layer:
         """key, value: [kv_heads, tokens, head_dim] as they enter the cache, from position `begin` on."""
         q, k = self.seen.pop("q"), self.seen.pop("k")
         self._check(k, key, begin)
-        if begin == 0 and key.shape[1] > SKIPPED:
-            self.masses.append(self._first_mass(q, key))
         kept = slice(max(0, skip - begin), None)
-        if k[:, kept].shape[1] == 0:
+        self.step = (key, begin, kept)
+        self._add_queries(self.attention, q)
+        if k[:, kept].shape[1] > 0:
+            self.k.add(k[:, kept])
+            self.v.add(value[:, kept])
+
+    def _add_queries(self, reader: Attention, q: torch.Tensor) -> None:
+        """q: [heads, tokens, head_dim] before rotation, of the layer or of one that shares its keys, over the keys of add()."""
+        if self.step is None:  # tokens that are each alone at position 0
             return
-        groups = self.attention.kv_heads
-        self.q.add(q[:, kept].unflatten(0, (groups, -1)).flatten(1, 2))
-        self.k.add(k[:, kept])
-        self.v.add(value[:, kept])
+        key, begin, kept = self.step
+        if begin == 0 and key.shape[1] > SKIPPED:
+            self.masses.append(self._first_mass(reader.module, q, key))
+        if q[:, kept].shape[1] > 0:
+            self.q.add(q[:, kept].unflatten(0, (self.attention.kv_heads, -1)).flatten(1, 2))
 
     def set_first(self, key: torch.Tensor, value: torch.Tensor) -> None:
         """key, value: [tokens tried, kv_heads, 1, head_dim], each alone at position 0."""
         self.seen.clear()
+        self.step = None
         self.first = tuple(x[:, :, 0].transpose(0, 1).double().cpu() for x in (key, value))
 
-    def _first_mass(self, q: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def _first_mass(self, module, q: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """The mean probability of key 0, [kv_heads], over the queries [heads, tokens, head_dim] before rotation of a text's first
         step. 0 in a layer with a window, which position 0 leaves."""
-        module, groups = self.attention.module, self.attention.kv_heads
+        groups = self.attention.kv_heads
         if getattr(module, "sliding_window", None):
             return torch.zeros(groups, dtype=torch.float64)
         tokens = key.shape[1]

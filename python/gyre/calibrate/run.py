@@ -59,16 +59,13 @@ def calibrate(
         return _calibrate_latents(model, latents, texts, transform, name, device, progress)
     attentions = models.attentions(model)
     rotaries = rotary.of_layers(model.get_decoder())
-    heads = {(a.kv_heads, a.head_dim) for a in attentions}
-    if len(heads) != 1:
-        raise gyre.InvalidArgument(f"calibrate: every layer must have the same (kv_heads, head_dim), got {sorted(heads)}")
-    head_dim = attentions[0].head_dim
-    check_dim("head_dim", head_dim)
+    for attention in attentions:
+        check_dim("head_dim", attention.head_dim)
     if texts is None:
         layers = [solve.from_weights(*pair) for pair in zip(attentions, rotaries)]
         recipe, capacity, tokens = "Q", 0, 0
     else:
-        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), head_dim, "give more text, or --no-text")
+        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), max(a.head_dim for a in attentions), "give more text, or --no-text")
         moments, tokens = collect(model, attentions, rotaries, texts, device, progress)
         make = solve.from_text if transform else solve.feedback_alone
         layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]

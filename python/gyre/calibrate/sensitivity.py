@@ -34,6 +34,8 @@ class _Rows(DynamicCache):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         for rows in (key_states, value_states):
+            if not rows.requires_grad:  # the first layer's: no weight has a gradient
+                rows.requires_grad_()
             rows.retain_grad()
         self.rows.append((key_states, value_states))
         return key_states, value_states
@@ -77,9 +79,8 @@ def _gradients(model, text: torch.Tensor, seed: int) -> list[tuple]:
     model.set_attn_implementation("eager")  # every model has it, with soft caps, windows and sink logits
     try:
         with torch.enable_grad():
-            embedded = model.get_input_embeddings()(text[None].to(model.device)).detach().requires_grad_()
             cache = _Rows()
-            log_p = model(inputs_embeds=embedded, past_key_values=cache, use_cache=True).logits[0].float().log_softmax(-1)
+            log_p = model(text[None].to(model.device), past_key_values=cache, use_cache=True).logits[0].float().log_softmax(-1)
             generator = torch.Generator().manual_seed(seed)
             drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
             log_p.gather(1, drawn).sum().backward()

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 import gyre
 from gyre.calibrate.feedback import rotation
 from gyre.integrations.transformers.columns import Columns
-from gyre.integrations.transformers.config import refused, stored_layers
+from gyre.integrations.transformers.config import layer_dims, refused, sharing_layers, stored_layers
 from gyre.integrations.transformers.layer import GyreLayer, Step
 
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -127,8 +127,10 @@ class _RoundedLayer(GyreLayer):
     def attend(self, step: Step, query: torch.Tensor, mask, *, scale: float, soft_cap: float, sink_logits) -> torch.Tensor:
         if mask is not None:
             raise refused("a baseline takes sequences without padding")
-        begin = self.length
-        self._write(step.k, step.v)
+        begin = self.length if step.readers == 0 else self.length - query.shape[2]
+        if step.readers == 0:
+            self._write(step.k, step.v)
+        step.readers += 1
         if self.baseline.round is None and query.shape[2] == 1:
             self._let_go()  # a prompt's own keys are exact, as KIVI's are
         batch, heads, tokens = query.shape[:3]
@@ -162,12 +164,15 @@ class RoundedCache(Cache):
             raise refused(f"{name} is for latent layers of a multiple of 128 coordinates")
         if self.baseline.round is None and latent:
             raise refused(f"{name} is not for latent layers")
+        if self.baseline.round is None and any(sharing_layers(config)):
+            raise refused(f"{name} is not for layers that share keys and values")
+        self.dims = layer_dims(config)
         super().__init__(layers=[_RoundedLayer(self.baseline, layer, capacity) for layer in stored])
 
-    def bytes_of(self, tokens: int, kv_heads: int, head_dim: int) -> float:
+    def bytes_of(self, tokens: int) -> float:
         """What the rounded rows of this many tokens would take."""
         total, bits = 0, self.baseline.bits
-        for layer in self.layers:
+        for layer, (kv_heads, head_dim) in zip(self.layers, self.dims):
             stored = min(tokens, layer.window or tokens)
             exact = min(stored, self.baseline.residual)
             row_bits = 2 * kv_heads * head_dim * bits

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 import gyre
 from gyre.integrations.transformers import GyreCache
+from gyre.integrations.transformers.config import layer_dims
 
 from .baselines import RoundedCache
 from .rows import REFERENCE, Setting
@@ -68,13 +69,11 @@ def evaluate(
 
 def decoding_bytes(config, setting: Setting, tokens: int) -> float:
     """Bytes per token of a cache that holds this many and decodes one at a time. Larger steps need larger rings."""
-    shape = config.get_text_config(decoder=True)
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     if setting.baseline:
-        return RoundedCache(config, setting.baseline, tokens).bytes_of(tokens, shape.num_key_value_heads, head_dim) / tokens
+        return RoundedCache(config, setting.baseline, tokens).bytes_of(tokens) / tokens
     cache = make_cache(config, setting, tokens, 1, gyre.Device("cpu"))
     total = 0
-    for layer in cache.layers:
-        dims = (1, layer.stored.head_dim) if layer.stored.latent else (shape.num_key_value_heads, head_dim)
+    for layer, dims in zip(cache.layers, layer_dims(config)):
+        dims = (1, layer.stored.head_dim) if layer.stored.latent else dims
         total += layer.make_store(1, *dims, 1, torch.device("cpu")).nbytes
     return total / tokens

@@ -44,6 +44,8 @@ def attention(
         if kwargs.get(name) is not None:
             raise refused(f"the attention argument {name} is not supported")
     layer = key.layer
+    if layer.sharing and torch.compiler.is_compiling():
+        raise refused("torch.compile is not supported over layers that share keys and values")
     window = kwargs.get("sliding_window", layer.window) or 0
     if window != layer.window:
         raise refused(

@@ -13,7 +13,7 @@ from gyre.calibrate.file import FARTHEST, Calibration
 
 from . import files
 from .columns import Columns
-from .config import chosen_formats, layer_calibrations, refused, stored_layers
+from .config import chosen_formats, layer_calibrations, refused, sharing_layers, stored_layers
 from .layer import GyreLayer, device_name
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
@@ -23,14 +23,14 @@ class GyreCache(Cache):
     """A KV cache for `past_key_values`, of a model loaded with attn_implementation="gyre".
 
     config: the model's; layers with a sliding window become rings.
-    k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each. Of DeepSeek-V3
-        the latent and the rotary part (default: tq8 both; no f32).
+    k, v: how keys and values are stored ("f32", "f16", "bf16", "tq8" ... "tq2"), one for all layers or one each, without those that
+        share another's cache (Gemma 3n and 4). Of DeepSeek-V3 the latent and the rotary part (default: tq8 both; no f32).
     tail: this many of the newest tokens stay in 16 bits, in layers that are compressed (default: 128).
     sink_tokens: this many of the first tokens stay in 16 bits, in layers that are compressed and have no window (default: 1).
     capacity: tokens of a row, whose memory is taken at the first tokens. By default the cache grows up to what the
         model was made for.
     step_tokens: prefills longer than this are processed in chunks. Window layers keep this many extra slots, which is also how
-        far crop() can go back.
+        far crop() can go back. Layers that others share take a step as a whole: it may have this many tokens, or as many as the first.
     paged: True: one sequence, too, is stored in pages, as batches are, so that it can become several.
     device: a gyre.Device, or its name; by default where the keys are.
     calibration: a file of gyre.calibrate, or a Calibration: compressed layers lose less in the same bytes.
@@ -70,8 +70,9 @@ class GyreCache(Cache):
         self.columns = Columns()
         self.calibration, self._warned = calibration, not grows
         per_layer = layer_calibrations(calibration, stored)
-        make = lambda layer, layer_calibration: GyreLayer(layer, self.columns, capacity, grows, step_tokens, paged, device, layer_calibration)
-        super().__init__(layers=[make(*each) for each in zip(stored, per_layer)])
+        common = (self.columns, capacity, grows, step_tokens, paged, device)
+        make = lambda layer, layer_calibration, sharing: GyreLayer(layer, *common, layer_calibration, sharing)
+        super().__init__(layers=[make(*each) for each in zip(stored, per_layer, sharing_layers(config))])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Takes the new tokens of a layer, [batch, kv_heads, tokens, head_dim], and hands them to Gyre's attention."""

@@ -83,21 +83,44 @@ def _caches_latents(config_class: type) -> bool:
     return any(isinstance(thing, type) and hasattr(thing, "expand_kv") for thing in vars(modeling).values())
 
 
+def stored_count(config) -> int:
+    """Layers with keys and values of their own. Those behind them share the cache of the last one of their kind (Gemma 3n and 4)."""
+    config = config.get_text_config(decoder=True)
+    return config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+
+
+def sharing_layers(config) -> list[int]:
+    """For each layer with a cache: how many layers behind share it."""
+    config = config.get_text_config(decoder=True)
+    count = stored_count(config)
+    shared = [0] * count
+    for kind in (getattr(config, "layer_types", None) or [])[count:]:
+        shared[max(i for i in range(count) if config.layer_types[i] == kind)] += 1
+    return shared
+
+
+def layer_dims(config) -> list[tuple[int, int]]:
+    """KV heads and head_dim of each layer with a cache of keys and values."""
+    config = config.get_text_config(decoder=True)
+    of = lambda own: (own.num_key_value_heads, getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads)
+    return [of(config.per_layer_config[i]) for i in range(stored_count(config))]
+
+
 def _windows(config) -> list[int]:
-    """The window of each layer, 0 for all, as the model's own cache would read it from the config."""
+    """The window of each layer with a cache, 0 for all, as the model's own cache would read it from the config."""
     config = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise refused("encoder-decoder models are not supported")
-    if getattr(config, "use_bidirectional_attention", False):
+    bidirectional = getattr(config, "use_bidirectional_attention", False)
+    if bidirectional and bidirectional != "vision":  # with images the model asks for a mask that is refused
         raise refused("attention must be causal, the config has use_bidirectional_attention")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise refused("layers that share keys and values are not supported")
     types = getattr(config, "layer_types", None)
     if types is None:
         chunked = getattr(config, "attention_chunk_size", None) is not None
         sliding = getattr(config, "sliding_window", None) is not None
         types = ["sliding_attention" if sliding else "chunked_attention" if chunked else "full_attention"]
         types *= config.num_hidden_layers
+    types = types[: stored_count(config)]
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise refused(f"layers must be full_attention or sliding_attention, got {kind}")

@@ -87,7 +87,7 @@ def _fill(cache, said: dict, mask: torch.Tensor, parts, device: torch.device) ->
     """All layers or, if a part is refused, none."""
     made = []
     for layer, about in zip(cache.layers, said["layers"]):
-        store = layer.make_store(said["rows"], about["kv_heads"], about["head_dim"], about["tokens"], device)
+        store = layer.make_store(said["rows"], about["kv_heads"], about["head_dim"], about["tokens"], device, about.get("step_tokens"))
         store.load(parts)
         made.append(store)
     for layer, store in zip(cache.layers, made):
@@ -111,6 +111,7 @@ def _describe(cache, ids: torch.Tensor, parts: list[int]) -> dict:
             "head_dim": layer.heads_and_dim[1],
             "stored": repr(layer.stored),
             "tokens": layer.store.tokens,
+            **({"step_tokens": layer.step_tokens} if layer.sharing else {}),
         }
         for layer in cache.layers
     ]
@@ -128,6 +129,7 @@ def _is_description(said) -> bool:
         and isinstance(said.get("paged"), bool)
         and isinstance(said.get("layers"), list)
         and all(isinstance(layer, dict) and counts(layer, "kv_heads", "head_dim", "tokens") for layer in said["layers"])
+        and all(counts(layer, "step_tokens") for layer in said["layers"] if "step_tokens" in layer)
         and isinstance(said.get("parts"), list)
         and all(type(size) is int and size >= 0 for size in said["parts"])
         and len(said["parts"]) == said["rows"] * len(said["layers"])

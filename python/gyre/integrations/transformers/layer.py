@@ -33,6 +33,14 @@ class Step:
 
     def __init__(self, layer: GyreLayer, k: torch.Tensor, v: torch.Tensor):
         self.layer, self.k, self.v = layer, k, v
+        self.readers = 0  # layers that attended: the first stored it, the others share that layer's cache
+        self.real: torch.Tensor | None = None  # rows that are no padding, as the first one found; None: all
+
+    def to(self, device: torch.device) -> Step:
+        """What models call on keys and values of another layer."""
+        if device != self.k.device:
+            raise refused(f"layers that share keys and values must be on one device, got {self.k.device} and {device}")
+        return self
 
     def __getattr__(self, name: str):
         raise self._misused()
@@ -87,8 +95,10 @@ class GyreLayer(CacheLayerMixin):
         paged: bool,
         device: gyre.Device | None,
         layer_calibration: LayerCalibration | None = None,
+        sharing: int = 0,
     ):
         super().__init__()
+        self.sharing = sharing  # layers that attend to this one's keys and values
         self.layer_calibration = layer_calibration
         self.stored = stored
         self.latent = stored.latent  # torch.compile cannot read the properties of a KvLayer
@@ -109,20 +119,24 @@ class GyreLayer(CacheLayerMixin):
         self.use(self.make_store(batch, kv_heads, head_dim, tokens, key_states.device), key_states.device)
 
     def make_store(
-        self, batch: int, kv_heads: int, head_dim: int, tokens: int, torch_device: torch.device
+        self, batch: int, kv_heads: int, head_dim: int, tokens: int, torch_device: torch.device, step_tokens: int | None = None
     ) -> OneSequence | Pages:
+        """step_tokens: of a store that is read from a file; otherwise one that is shared has room for its first tokens as a whole."""
         name = device_name(torch_device)
         device = self.device or gyre.Device(name)
         if device.name != name:
             raise refused(f"the cache is on {device.name}, the keys are on {name}")
         layer_calibration = () if self.layer_calibration is None else (self.layer_calibration.on(device),)
-        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, self.step_tokens, self.grows, layer_calibration)
+        if step_tokens is None:
+            step_tokens = max(self.step_tokens, tokens) if self.sharing else self.step_tokens
+        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, step_tokens, self.grows, layer_calibration, self.sharing)
         pages = self.paged or batch > 1
         return Pages(shape, batch, tokens) if pages else OneSequence(shape, tokens)
 
     def use(self, store: OneSequence | Pages, torch_device: torch.device) -> None:
         self.store = store
         self.heads_and_dim = (store.shape.kv_heads, store.shape.head_dim)
+        self.step_tokens = store.shape.step_tokens
         self.torch_device = torch_device
         self.is_initialized = True
 
@@ -151,6 +165,11 @@ class GyreLayer(CacheLayerMixin):
             )
         if not self.is_initialized:
             self.lazy_initialization(k, v)
+        if self.sharing and k.shape[2] > self.step_tokens:
+            raise refused(
+                f"layers that share keys and values take at most {self.step_tokens} tokens in a step after the first, got {k.shape[2]}: "
+                f"pass step_tokens to GyreCache, or prefill_chunk_size={self.step_tokens} to generate()"
+            )
         if k.shape[0] != self.store.batch:
             raise refused(f"this cache began with a batch of {self.store.batch}, got {k.shape[0]}")
         if (k.shape[1], k.shape[3]) != self.heads_and_dim:
@@ -182,12 +201,18 @@ class GyreLayer(CacheLayerMixin):
 
     def attend(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None, **how) -> torch.Tensor:
         """Stores the step and attends: [batch, heads, tokens, head_dim] to [batch, tokens, heads, head_dim]; over a
-        latent, queries of the latent and the rotary part to the latent. Rows of padding are zero."""
+        latent, queries of the latent and the rotary part to the latent. Rows of padding are zero. A step that was stored by an earlier
+        call is attended to alone."""
         q, k, v = (_token_major(x) for x in (query, step.k, step.v))
         batch, tokens = q.shape[:2]
-        real = self.columns.step(mask, batch, self.length, tokens)
-        shape = (*q.shape[:3], k.shape[3])
+        if step.readers == 0:
+            step.real = self.columns.step(mask, batch, self.length, tokens)
+        shape, real, reader = (*q.shape[:3], k.shape[3]), step.real, step.readers
+        step.readers += 1
         out = (torch.empty if real is None else torch.zeros)(shape, dtype=query.dtype, device=query.device)
+        if reader > 0:
+            self._attend_part(real, q, k, v, out, how, reader)
+            return out
         for begin in range(0, tokens, self.step_tokens):
             part = slice(begin, min(begin + self.step_tokens, tokens))
             held = None if real is None else real[:, part]
@@ -196,7 +221,7 @@ class GyreLayer(CacheLayerMixin):
             self.length += part.stop - begin
         return out
 
-    def _attend_part(self, held: torch.Tensor | None, q, k, v, out, how: dict) -> None:
+    def _attend_part(self, held: torch.Tensor | None, q, k, v, out, how: dict, reader: int = 0) -> None:
         batch, tokens = q.shape[:2]
         if held is None:
             counts = [tokens] * batch
@@ -208,7 +233,7 @@ class GyreLayer(CacheLayerMixin):
                 return
             q, k, v = (x[held] for x in (q, k, v))
             rows = q.new_empty(*q.shape[:2], k.shape[2])
-        fence = self.store.attend(counts, q, k, v, rows, **how)
+        fence = self.store.attend(counts, q, k, v, rows, reader, **how)
         if rows.is_cuda:
             # Gyre's stream waits for torch's where DLPack hands tensors over; here torch's waits for Gyre's.
             gyres = torch.cuda.ExternalStream(self.store.shape.device.stream, device=rows.device)

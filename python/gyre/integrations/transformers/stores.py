@@ -27,6 +27,16 @@ class Shape:
     step_tokens: int
     grows: bool  # False: memory for token_limit is taken at once
     layer_calibration: tuple = ()  # a pair of gyre.KvCalibration, or none
+    sharing: int = 0  # layers that attend to this one's tokens
+
+    @property
+    def layers(self) -> list[gyre.KvLayer]:
+        """The layer, then those that share its tokens."""
+        return [self.layer] + [gyre.KvLayer(kv_shared_layer_index=0)] * self.sharing
+
+    @property
+    def calibration(self) -> list:
+        return [*self.layer_calibration, *[(None, None)] * self.sharing] if self.layer_calibration else []
 
     def first_tokens(self, tokens: int) -> int:
         """Tokens of a row for which memory is taken first."""
@@ -52,13 +62,16 @@ class OneSequence:
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             capacity=shape.first_tokens(tokens),
-            layers=[shape.layer],
+            layers=shape.layers,
             step_tokens=min(shape.step_tokens, shape.token_limit),
-            calibration=list(shape.layer_calibration),
+            calibration=shape.calibration,
         )
 
-    def attend(self, tokens: list[int], q, k, v, out, **how) -> gyre.Fence:
-        """Stores the new tokens of the sequence, and attends."""
+    def attend(self, tokens: list[int], q, k, v, out, reader: int = 0, **how) -> gyre.Fence:
+        """Stores the new tokens of the sequence, and attends. reader: from 1 on a layer that shares tokens which are stored."""
+        if reader > 0:
+            self.cache.attend(self.encoder, reader, q, out, **how)
+            return self.encoder.submit()
         (count,) = tokens
         needed = self.cache.length + count
         if needed > self.cache.capacity:
@@ -108,7 +121,7 @@ class OneSequence:
         return self.cache.nbytes
 
     def describe(self) -> list:
-        return self.cache.describe()
+        return self.cache.describe()[:1]  # those that share store nothing
 
 
 class Pages:
@@ -136,11 +149,11 @@ class Pages:
             head_dim=shape.head_dim,
             # One more for each row: what rows share is copied before what shared it is let go of.
             pages=batch * (-(-self.row_tokens // _PAGE_TOKENS) + 1),
-            layers=[shape.layer],
+            layers=shape.layers,
             page_tokens=_PAGE_TOKENS,
             sequences=batch + 1,
             step_tokens=min(shape.step_tokens, shape.token_limit),
-            calibration=list(shape.layer_calibration),
+            calibration=shape.calibration,
         )
         self._set_bounds(batch)
 
@@ -174,8 +187,13 @@ class Pages:
         batch.begin_step(self.encoder, [(s, n, n > 1) for s, n in zip(self.sequences, tokens) if n])
         return batch
 
-    def attend(self, tokens: list[int], q, k, v, out, **how) -> gyre.Fence:
-        """Stores the new tokens of each sequence, and attends; rows of the first sequence, then of the next."""
+    def attend(self, tokens: list[int], q, k, v, out, reader: int = 0, **how) -> gyre.Fence:
+        """Stores the new tokens of each sequence, and attends; rows of the first sequence, then of the next. reader: from 1 on a layer
+        that shares tokens which are stored."""
+        if reader > 0:
+            batch = self.prompts if max(tokens) > 1 else self.decoding
+            batch.attend(self.encoder, reader, q, out, **how)
+            return self.encoder.submit()
         needed = max(len(s) + n for s, n in zip(self.sequences, tokens))
         if needed > self.row_tokens:
             self.row_tokens = self.shape.more_tokens(self.row_tokens, needed)

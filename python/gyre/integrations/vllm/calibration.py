@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import replace
 
@@ -43,10 +44,21 @@ def check(path: str, hf_config, tokens: int) -> None:
     if key in _checked:
         return
     try:
-        load(path).check(hf_config, tokens)
+        load(path).check(_as_it_was(hf_config), tokens)
     except gyre.Error as error:
         raise ConfigError(f"gyre: {error}") from error
     _checked.add(key)
+
+
+def _as_it_was(hf_config):
+    """vLLM's DeepSeek models write their own names of yarn into the config."""
+    config = hf_config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in ("deepseek_yarn", "deepseek_llama_scaling"):
+        return config
+    config = copy.copy(config)
+    config.rope_parameters = {**rope, "rope_type": "yarn"}
+    return config
 
 
 def refuse_means(layer_calibration: LayerCalibration, sink_logits: bool, soft_cap: bool) -> None:
@@ -73,11 +85,11 @@ def latent_calibration(
     except gyre.Error as error:
         raise ConfigError(f"gyre: {error}") from error
     latent, rotary = found.parts
-    own = tuple(part.factor.shape[-1] for part in found.parts)
-    if latent.factor.shape[0] != 1 or own != dims:
+    heads, *own = calibration.dims[layer]
+    if (heads, *own) != (1, *dims):
         raise ConfigError(
-            f"gyre: the calibration is for {latent.factor.shape[0]} KV heads of {own[0]} and {own[1]}, layer {layer} has a latent of "
-            f"{dims[0]} and a rotary part of {dims[1]}"
+            f"gyre: the calibration is for {heads} KV heads of {own[0]} and {own[1]}, layer {layer} has a latent of {dims[0]} and a "
+            f"rotary part of {dims[1]}"
         )
     compressed = formats.compressed
     if not any(compressed):

@@ -183,15 +183,16 @@ class GyreImpl(PagedLayer, AttentionImpl[GyreMetadata]):
             return None
         refuse_means(layer_calibration, self.sinks is not None, self.soft_cap != 0)
         dims = self.dims[1:]
-        if dims != (calibration.head_dim, calibration.head_dim):
+        kv_heads, *own_dims = calibration.dims[number]
+        if dims != tuple(own_dims):
             raise ConfigError(
-                f"gyre: the calibration is for heads of {calibration.head_dim}, layer {number} has {dims[0]} and {dims[1]}"
+                f"gyre: the calibration is for heads of {own_dims[0]} and {own_dims[1]}, layer {number} has {dims[0]} and {dims[1]}"
             )
         ranks = get_tensor_model_parallel_world_size()
-        first = rank_heads(calibration.kv_heads, self.num_kv_heads, get_tensor_model_parallel_rank(), ranks)
-        if first + self.num_kv_heads > calibration.kv_heads:
+        first = rank_heads(kv_heads, self.num_kv_heads, get_tensor_model_parallel_rank(), ranks)
+        if first + self.num_kv_heads > kv_heads:
             raise ConfigError(
-                f"gyre: the calibration has {calibration.kv_heads} KV heads, rank {first // self.num_kv_heads} of {ranks} "
+                f"gyre: the calibration has {kv_heads} KV heads, rank {first // self.num_kv_heads} of {ranks} "
                 f"has {self.num_kv_heads} from {first}"
             )
         return layer_calibration.heads(first, self.num_kv_heads)
