@@ -292,7 +292,9 @@ def dims_of(costs):
 
 @pytest.mark.parametrize("stored", [None, [4096, 512, 700]])
 @pytest.mark.parametrize("bits", [2.125, 3.0, 4.125, 4.9, 8.125, 20])
-@pytest.mark.parametrize("dims, scales", [([(2, 128)] * 3, [0.125] * 3), ([(4, 256), (4, 256), (2, 512)], [0.0625] * 3), ([(1, 512), (2, 64), (2, 128)], [0.0625, 0.25, 0.125])])
+@pytest.mark.parametrize(
+    "dims, scales", [([(2, 128)] * 3, [0.125] * 3), ([(4, 256), (4, 256), (2, 512)], [0.0625] * 3), ([(1, 512), (2, 64), (2, 128)], [0.0625, 0.25, 0.125])]
+)
 def test_the_search_is_exact(stored, bits, dims, scales):
     costs = costs_of([(1e-3, 3e-4), (8e-3, 2e-3), (5e-4, 4e-3)])
     weights = [heads * dim * tokens for (heads, dim), tokens in zip(dims, stored or [1, 1, 1])]

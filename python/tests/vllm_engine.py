@@ -206,18 +206,22 @@ def mla_invariant(folder, reference, k, v):
     return compare(second, reference) + text
 
 
+# Error feedback goes over all 512 coordinates: where the last bit of one differs, so do the codes behind it.
+_FEEDBACK_TIE = 0.15
+
+
 @scenario(MLA, k="tq8", v="tq8", calibrated=True)
 def mla_calibrated(folder, reference, k, v):
     absorb_prompts()
     first, second, text = in_chunks(folder, k, v)
     want(first == second, "answers with and without a prefix hit differ")
-    return compare(second, reference) + text
+    return compare(second, reference, _FEEDBACK_TIE) + text
 
 
 @scenario(MLA, k="tq8", v="tq8", calibrated=True, environment=_TWO)
 def mla_calibrated_parallel(folder, reference, k, v):
     absorb_prompts()
-    return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference)
+    return compare(Run(folder, k, v, tensor_parallel_size=2).answers(), reference, _FEEDBACK_TIE)
 
 
 @scenario(MLA, k="own", v="own")

@@ -9,9 +9,10 @@ import sys
 
 import torch
 from vllm_contract_cuda import DEVICE, Ordinary, captured, check, failures
-from vllm_latent_contract import LATENT, ROTARY, SCALE, Projections, batch_of, decode, error_of, layer_of, prefill, reference
+from vllm_latent_contract import LATENT, ROTARY, SCALE, Projections, batch_of, calibration_of, decode, error_of, layer_of, prefill, reference
 
 from gyre.integrations.vllm import latent
+from gyre.integrations.vllm.calibration import latent_calibration
 from gyre.integrations.vllm.config import Formats
 from gyre.integrations.vllm.pages import Queue, Workload
 
@@ -42,8 +43,8 @@ class Latent(Ordinary):
         return BOUNDS[dtype]
 
 
-def stored(queue, formats, batch):
-    layer = layer_of(queue, formats, batch.blocks, batch.page_tokens, batch.device)
+def stored(queue, formats, batch, layer_calibration=None):
+    layer = layer_of(queue, formats, batch.blocks, batch.page_tokens, batch.device, layer_calibration=layer_calibration)
     batch.write_past(layer)
     if batch.device.type == "cuda":
         torch.cuda.synchronize()
@@ -75,6 +76,23 @@ def eager(queue, device):
     latent.MAX_ROWS = most
 
 
+def calibrated(queue, device):
+    """Ragged steps and chunks of prompts over calibrated latents."""
+    requests, first = [(1, 26), (1, 400), (5, 177), (64, 300), (13, 13)], 3
+    for k, v, transform in (("tq4", "tq8", True), ("tq4", "bf16", True), ("tq8", "tq8", False)):
+        formats = Formats(k, v)
+        own = latent_calibration(calibration_of(transform=transform), 0, formats, (LATENT, ROTARY), True)
+        for dtype, bound in BOUNDS.items():
+            name = f"calibrated {k}/{v} {str(dtype)[6:]}, {'transform' if transform else 'feedback alone'}"
+            batch = batch_of(device, 16, 64, requests, padded_tokens=3, seed=3, dtype=dtype)
+            out, _ = decode(stored(queue, formats, batch, own), batch)
+            check(name, error_of(out[: batch.tokens], reference(batch, batch.q, formats, layer_calibration=own)), bound)
+            projections = Projections(batch)
+            out, _ = prefill(stored(queue, formats, batch, own), batch, projections, first)
+            expected = projections.expand(reference(batch, projections.absorbed(), formats, stored=False, layer_calibration=own))
+            check(name + ", prompts", error_of(out, expected[7:]), 3 * bound)
+
+
 def prepared(queue):
     """The largest steps are prepared; steps within them allocate nothing."""
     shape = dict(heads=16, kv_heads=1, head_dim=LATENT, v_head_dim=ROTARY, page_tokens=64, latent=True)
@@ -99,6 +117,7 @@ def main():
     queue = Queue(device)
     with torch.no_grad():
         eager(queue, device)
+        calibrated(queue, device)
         if device == DEVICE:
             print(torch.__version__, torch.cuda.get_device_name(0))
             for k, v in PAIRS:

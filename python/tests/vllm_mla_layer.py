@@ -160,7 +160,8 @@ def calibration_file(**options):
 def calibrated():
     """As steps(), with a calibration: decodes, drafts and chunks, whose context is merged by its log-sum-exp."""
     count, worst = 0, 0.0
-    for k, v, transform, neox in (("tq4", "tq8", True, False), ("tq4", "tq8", True, True), ("tq4", "bf16", True, False), ("tq8", "tq8", False, False)):
+    cases = (("tq4", "tq8", True, False), ("tq4", "tq8", True, True), ("tq4", "bf16", True, False), ("tq8", "tq8", False, False))
+    for k, v, transform, neox in cases:
         formats = Formats(k, v)
         with calibration_file(transform=transform) as (made, path), rotary_embeddings(neox):
             own = latent_calibration(made, 0, formats, (LATENT, ROTARY), not neox)

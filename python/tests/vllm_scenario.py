@@ -83,7 +83,7 @@ def want(condition, message):
         raise AssertionError(message)
 
 
-def compare(answers, reference):
+def compare(answers, reference, tie=TIE):
     """How many are equal, and where the others part; parting anywhere but at a tie is an error."""
     equal, ties = 0, []
     for i, (got, wanted) in enumerate(zip(answers, reference, strict=True)):
@@ -92,6 +92,6 @@ def compare(answers, reference):
             equal += 1
             continue
         at = next(t for t in range(len(tokens)) if got[t] != tokens[t])
-        want(wanted["margins"][at] < TIE, f"prompt {i} parts at token {at}, margin {wanted['margins'][at]:.3f}")
+        want(wanted["margins"][at] < tie, f"prompt {i} parts at token {at}, margin {wanted['margins'][at]:.3f}")
         ties.append(f"prompt {i} parts at token {at}, a tie of {wanted['margins'][at]:.3f}")
     return f"{equal} of {len(answers)} equal to transformers" + "".join(f"; {tie}" for tie in ties)

@@ -21,8 +21,8 @@ Costs = dict[str, list[tuple[float, float]]]
 @dataclass
 class Budget:
     """The formats of each layer's keys and values. bits: asked for, per coordinate, scales included; used: what these take. by:
-    "coordinate", where every coordinate counts the same, or "bytes", where a layer's count as many times as it stores tokens. predicted: the mean
-    divergence of the additive model."""
+    "coordinate", where every coordinate counts the same, or "bytes", where a layer's count as many times as it stores tokens.
+    predicted: the mean divergence of the additive model."""
 
     bits: float
     by: str

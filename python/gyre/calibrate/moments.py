@@ -27,8 +27,8 @@ STEP = 512
 @dataclass
 class Moments:
     """Moments of one layer, f64. mean: [kv_heads, head_dim]; second: [kv_heads, head_dim, head_dim], E[x x^T]. Queries: over all heads
-    that share a KV head, in the layer and in those that share its keys. first_k, first_v: rows of position 0, [kv_heads, tokens tried, head_dim], keys after rotation.
-    first_mass: [kv_heads], the attention that position 0 gets."""
+    that share a KV head, in the layer and in those that share its keys. first_k, first_v: rows of position 0, [kv_heads, tokens tried,
+    head_dim], keys after rotation. first_mass: [kv_heads], the attention that position 0 gets."""
 
     k_mean: torch.Tensor
     k_second: torch.Tensor

@@ -65,7 +65,8 @@ def calibrate(
         layers = [solve.from_weights(*pair) for pair in zip(attentions, rotaries)]
         recipe, capacity, tokens = "Q", 0, 0
     else:
-        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), max(a.head_dim for a in attentions), "give more text, or --no-text")
+        largest = max(attention.head_dim for attention in attentions)
+        check_tokens(sum(max(0, len(text) - SKIPPED) for text in texts), largest, "give more text, or --no-text")
         moments, tokens = collect(model, attentions, rotaries, texts, device, progress)
         make = solve.from_text if transform else solve.feedback_alone
         layers = [make(*each, capacity) for each in zip(attentions, rotaries, moments)]

@@ -95,7 +95,9 @@ def latent_calibration(
     if not any(compressed):
         return None
     if not compressed[0]:
-        raise ConfigError(f"gyre: layer {layer} stores the latent as {formats.k} and the rotary part as {formats.v}: a calibration needs a compressed latent")
+        raise ConfigError(
+            f"gyre: layer {layer} stores the latent as {formats.k} and the rotary part as {formats.v}: a calibration needs a compressed latent"
+        )
     if not compressed[1]:
         return LayerCalibration((latent, untouched(dims[1], latent.basis is not None)), found.gains)
     if interleaved is None:
