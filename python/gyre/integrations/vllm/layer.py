@@ -64,8 +64,8 @@ class PagedLayer:
         return self.layer_calibration is not None and self.layer_calibration.parts[0].basis is not None
 
     @property
-    def max_tokens(self) -> int:
-        """Of one call."""
+    def call_tokens(self) -> int:
+        """That one call may have."""
         tokens = self.config.scheduler_config.max_num_batched_tokens
         return tokens if self.max_rows is None else min(tokens, max(self.max_rows // self.num_heads, 1))
 
@@ -130,7 +130,7 @@ class PagedLayer:
             page_tokens=page_tokens,
             window=self.sliding_window or 0,
             dtype=torch.float32 if self.has_transform else model.dtype,
-            tokens=self.max_tokens,
+            tokens=self.call_tokens,
             sequences=scheduler.max_num_seqs,
             max_kv_length=model.max_model_len,
             drafts=0 if speculation is None else speculation.num_speculative_tokens or 0,

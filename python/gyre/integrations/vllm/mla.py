@@ -183,7 +183,7 @@ class GyreMlaImpl(PagedLayer, MLACommonImpl[GyreMlaMetadata]):
         device = next(self.kv_b_proj.parameters()).device
         self.prepare(queue_of(device), self.config.cache_config.block_size or 64)
         if self.has_transform:  # PagesCalibration.enter()
-            rows = self.max_tokens * self.num_heads
+            rows = self.call_tokens * self.num_heads
             for dim in (self.kv_lora_rank + self.qk_rope_head_dim, self.kv_lora_rank):
                 torch.empty(rows, dim, dtype=torch.float32, device=device)
 
