@@ -162,7 +162,6 @@ def test_options(model, options, pattern):
     "changes, pattern",
     [
         (dict(layer_types=["chunked_attention"] * 4), "chunked_attention"),
-        (dict(num_kv_shared_layers=1), "share"),
         (dict(is_encoder_decoder=True), "encoder-decoder"),
     ],
 )
