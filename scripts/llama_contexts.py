@@ -3,7 +3,7 @@
 probabilities of the next token the same up to rounding? (docs/llama_cpp.md) After `make llama`.
 
 Cache types and pairs of them, flash attention on, off and auto, 1 to 3 threads, two contexts that compute at once, a context that was
-made and never used, one that outlives ggml_backend_unload, and a second load.
+made and never used, one whose cache was restored, one that outlives ggml_backend_unload, and a second load.
 usage: scripts/llama_contexts.py [--way wrap]
 """
 
@@ -120,6 +120,20 @@ class Check:
         self.free(unused)
         self.expect("beside a context that is never used", computed > 0, f"{computed} computed, {left} left")
 
+    def restored(self):
+        """llama.cpp computes the tokens that follow a restored cache with the graph of the first of them."""
+        prompt = self.context("on", "q8_0", 2)
+        prompt.decode(self.tokens[:200])
+        for flash in ("on", "auto"):
+            context = self.context(flash, "q8_0", 2)
+            prompt.copy_to(context)
+            for token in self.tokens[200:210]:
+                context.decode([token])
+            computed, left = self.free(context)
+            all_of_them = 10 * self.llama.llama_model_n_layer(self.model)
+            self.expect(f"after a restored cache, -fa {flash}", computed == all_of_them, f"{computed} computed, {left} left")
+        self.free(prompt)
+
     def unload(self, registry: int):
         context = self.context("on", "q8_0", 2)
         decode(context, self.tokens)  # ggml computes a context's first graph
@@ -154,6 +168,7 @@ def main():
     check.cases(without)
     check.two_at_once(without[3])
     check.unused()
+    check.restored()
     check.unload(registry)
     sys.exit(f"{check.failed} checks failed" if check.failed else 0)
 

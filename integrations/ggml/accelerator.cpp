@@ -12,10 +12,24 @@ namespace {
 
 const Host* the_host = nullptr;
 
-// The backend of the context that this thread is making. With `-fa auto` llama.cpp asks, before the
-// context is complete, where attention would run, and turns flash attention off if that is not the
-// CPU; so until the thread computes with some context, this device supports nothing on it.
-thread_local const abi::Backend* being_made = nullptr;
+// The backend of the context that this thread is making. With `-fa auto` llama.cpp first asks where
+// the attention of a graph of one token per sequence would run, and turns flash attention off if
+// that is not the CPU. So this device supports nothing in the first graph that it is asked about.
+// A graph with another number of tokens ends that, and so does the first one that is computed.
+struct BeingMade {
+  const abi::Backend* backend = nullptr;
+  int64_t tokens = 0;  // of the first graph; 0: no graph yet
+};
+thread_local BeingMade being_made;
+
+bool is_of_first_graph(const abi::Tensor& node) {
+  if (being_made.backend == nullptr) return false;
+  const abi::Tensor* const q = node.src[0];
+  const int64_t tokens = q == nullptr ? 0 : q->ne[1] * q->ne[3];
+  if (being_made.tokens == 0) being_made.tokens = tokens;
+  if (being_made.tokens != tokens) being_made = {};
+  return being_made.backend != nullptr;
+}
 
 struct Context {
   explicit Context(const Host& host) : runner(host) {}
@@ -28,7 +42,7 @@ Context& context_of(abi::Backend* backend) { return *static_cast<Context*>(backe
 const char* backend_name(abi::Backend*) { return "GYRE"; }
 void free_backend(abi::Backend* backend) {
   Context& context = context_of(backend);
-  if (being_made == backend) being_made = nullptr;
+  if (being_made.backend == backend) being_made = {};
   context.cpu->table.free(context.cpu);
   delete &context;
   delete backend;
@@ -41,7 +55,7 @@ abi::Status compute(abi::Backend* backend, abi::Graph* graph) {
 using SetThreads = void (*)(abi::Backend*, int);
 void set_threads(abi::Backend* backend, int threads) {
   // llama.cpp tells the threads whenever it computes a graph.
-  being_made = nullptr;
+  being_made = {};
   const auto set =
       reinterpret_cast<SetThreads>(cpu_function(*the_host, "ggml_backend_set_n_threads"));
   if (set != nullptr) set(context_of(backend).cpu, threads);
@@ -81,7 +95,7 @@ abi::Backend* make_backend(abi::Device* device, const char* /*params*/) {
   backend->table.graph_compute = compute;
   backend->device = device;
   backend->context = context.release();
-  being_made = backend.get();
+  being_made = {backend.get()};
   return backend.release();
 }
 
@@ -96,7 +110,7 @@ bool supports(abi::Device*, const abi::Tensor* node) {
   for (const int view : the_host->view_ops) {
     if (node->op == view) return true;
   }
-  if (node->op != the_host->op_attention || being_made != nullptr) return false;
+  if (node->op != the_host->op_attention || is_of_first_graph(*node)) return false;
   Problem problem;
   return read_node(*the_host, *node, problem) == nullptr;
 }

@@ -217,20 +217,25 @@ TEST_F(GgmlBackend, TensorsWithoutMemoryAreClaimedAndNotComputed) {
   release(backend);
 }
 
-// With `-fa auto` llama.cpp asks, while it makes a context, whether attention runs on the CPU. A
-// context that was made and does not compute must not keep others from using the device.
-TEST_F(GgmlBackend, SupportsNothingWhileItsThreadMakesAContext) {
+// With `-fa auto` llama.cpp asks, while it makes a context, whether attention runs on the CPU: with
+// the first graph. The next has another number of tokens, and what it is asked about is computed
+// here. A context that was made and does not compute must not keep others from using the device.
+TEST_F(GgmlBackend, SupportsNothingInTheFirstGraphOfAContext) {
   Library library;
   abi::Registry* const registry = library.load();
   Node node(decode_shape());
+  Shape prompt_shape = decode_shape();
+  prompt_shape.tokens = 40;
+  Node prompt(prompt_shape);
   abi::Backend* const first = make(device_of(registry));
   EXPECT_FALSE(supports(registry, node));
   tell_threads(registry, first, 2);
   EXPECT_TRUE(supports(registry, node));
   abi::Backend* const second = make(device_of(registry));  // never computes
   EXPECT_FALSE(supports(registry, node));
+  EXPECT_FALSE(supports(registry, node));
   std::thread([&] { EXPECT_TRUE(supports(registry, node)); }).join();
-  tell_threads(registry, first, 2);
+  EXPECT_TRUE(supports(registry, prompt));
   EXPECT_TRUE(supports(registry, node));
   abi::Backend* const third = make(device_of(registry));
   release(third);  // a context that could not be made
