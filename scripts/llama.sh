@@ -11,7 +11,7 @@ source=$folder/llama_cpp_python-$version/vendor/llama.cpp
 build=$folder/build
 model=$folder/SmolLM2-135M-Instruct.Q4_1.gguf
 targets=("$@")
-[[ ${#targets[@]} -gt 0 ]] || targets=(ggml ggml-cpu test-backend-ops llama-bench llama-perplexity llama-quantize llama-completion llama-server)
+[[ ${#targets[@]} -gt 0 ]] || targets=(ggml ggml-cpu test-backend-ops llama-bench llama-completion llama-server)
 
 mkdir -p $folder
 pip=("${PYTHON:-python3}" -m pip --disable-pip-version-check)

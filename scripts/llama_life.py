@@ -86,7 +86,7 @@ def growth(sizes: list) -> str:
 
 
 def text_of_documents() -> str:
-    """What scripts/llama_quality.sh measures with, too."""
+    """What scripts/llama_quality.py measures with, too."""
     path = FOLDER / "text.txt"
     if not path.exists():
         documents = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
