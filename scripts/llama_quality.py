@@ -22,6 +22,7 @@ import llama_life  # noqa: E402
 import llama_model  # noqa: E402
 
 CHUNK = 512
+BLOCKS = [slice(at, min(at + 16, CHUNK // 2 - 1)) for at in range(0, CHUNK // 2 - 1, 16)]  # rows that fit the processor's caches
 WEIGHTS = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype
 
 
@@ -48,8 +49,8 @@ class Reader(llama_model.Context):
         super().__init__(llama, model, kind, CHUNK, threads, flash)
         self.size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
-    def log_probabilities(self, tokens: list[int]) -> np.ndarray:
-        """Of the token after each one of the second half but the last."""
+    def log_probabilities(self, tokens: list[int], out: np.ndarray) -> np.ndarray:
+        """Of the token after each one of the second half but the last, in `out`."""
         batch = self.llama.llama_batch_init(CHUNK, 0, 1)
         batch.n_tokens = CHUNK
         for i, token in enumerate(tokens):
@@ -59,9 +60,11 @@ class Reader(llama_model.Context):
         if self.llama.llama_decode(self.handle, batch) != 0:
             raise SystemExit("llama_decode failed")
         self.llama.llama_batch_free(batch)
-        x = np.ctypeslib.as_array(self.llama.llama_get_logits(self.handle), (CHUNK // 2 - 1, self.size))
-        x = x - x.max(axis=1, keepdims=True)
-        return x - np.log(np.exp(x).sum(axis=1, dtype=np.float64)).astype(np.float32)[:, None]
+        logits = np.ctypeslib.as_array(self.llama.llama_get_logits(self.handle), (CHUNK // 2 - 1, self.size))
+        for rows in BLOCKS:
+            x = logits[rows] - logits[rows].max(axis=1, keepdims=True)
+            out[rows] = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+        return out
 
 
 class Found:
@@ -70,9 +73,9 @@ class Found:
     def __init__(self):
         self.loss, self.divergence, self.same = [], [], []
 
-    def add(self, theirs: np.ndarray, p: np.ndarray, base: np.ndarray, next_tokens: list[int]):
-        self.loss.append(-theirs[np.arange(len(next_tokens)), next_tokens])
-        self.divergence.append((p * (base - theirs)).sum(axis=1, dtype=np.float64))
+    def add(self, theirs: np.ndarray, base: np.ndarray, next_tokens: list[int]):
+        self.loss.append(-theirs[np.arange(len(next_tokens)), next_tokens].astype(np.float64))
+        self.divergence.append(np.concatenate([(np.exp(base[rows]) * (base[rows] - theirs[rows])).sum(axis=1, dtype=np.float64) for rows in BLOCKS]))
         self.same.append(theirs.argmax(axis=1) == base.argmax(axis=1))
 
 
@@ -120,14 +123,14 @@ def main():
 
     base, found = Found(), {kind: (Found(), Found()) for kind in kinds}
     chunks = chunks[: options.chunks or len(chunks)]
+    right, other = np.empty((2, CHUNK // 2 - 1, reference.size), np.float32)
     for number, chunk in enumerate(chunks, 1):
         next_tokens = chunk[CHUNK // 2 + 1 :]
-        theirs = reference.log_probabilities(chunk)
-        p = np.exp(theirs)
-        base.add(theirs, p, theirs, next_tokens)
+        reference.log_probabilities(chunk, right)
+        base.add(right, right, next_tokens)
         for i, kind in enumerate(kinds):
             for reader, one in zip((stock[i], gyre[i]), found[kind]):
-                one.add(reader.log_probabilities(chunk), p, theirs, next_tokens)
+                one.add(reader.log_probabilities(chunk, other), right, next_tokens)
         if number % options.report == 0 or number == len(chunks):
             report(base, found)
     for reader in gyre:
