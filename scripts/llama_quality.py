@@ -82,7 +82,7 @@ class Found:
 def difference(a: list, b: list) -> str:
     """Mean of a over that of b, chunk by chunk, with its standard error."""
     apart = np.array([np.mean(x) - np.mean(y) for x, y in zip(a, b)])
-    return f"{apart.mean():+.6f} +- {apart.std(ddof=1) / len(apart) ** 0.5:.6f}" if len(apart) > 1 else "-"
+    return f"{apart.mean():+.1e} +- {apart.std(ddof=1) / len(apart) ** 0.5:.1e}" if len(apart) > 1 else "-"
 
 
 def report(base: Found, found: dict):
@@ -92,7 +92,7 @@ def report(base: Found, found: dict):
         for name, one in (("ggml", ggml), ("gyre", gyre)):
             ratio = np.exp(np.mean(one.loss) - np.mean(base.loss))
             high = np.quantile(np.concatenate(one.divergence), 0.999)
-            print(f"{kind:>6} {name} {ratio:12.4f} {np.mean(one.divergence):9.6f} {high:9.5f} {100 * np.mean(one.same):5.1f} %")
+            print(f"{kind:>6} {name} {ratio:12.4f} {np.mean(one.divergence):9.2e} {high:9.2e} {100 * np.mean(one.same):5.1f} %")
         print(f"{'':11} with the library: log perplexity {difference(gyre.loss, ggml.loss)}, mean KL {difference(gyre.divergence, ggml.divergence)}")
     sys.stdout.flush()
 
