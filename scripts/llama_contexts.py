@@ -136,8 +136,6 @@ class Check:
 
     def unload(self, registry: int):
         context = self.context("on", "q8_0", 2)
-        decode(context, self.tokens)  # ggml computes a context's first graph
-        context.forget(0)
         first = decode(context, self.tokens)
         unload = self.llama._lib.ggml_backend_unload
         unload.restype, unload.argtypes = None, [c.c_void_p]
