@@ -1,5 +1,7 @@
 """The layer under the vLLM plugin: pages in torch's memory, tables and slots as vLLM makes them. vLLM is not needed."""
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -212,13 +214,18 @@ def test_pages_may_be_padded_and_caches_must_fit(queue):
         Queue(torch.device("meta"))
 
 
-def test_layers_do_not_grow(queue, no_growth):
-    batch = Batch(CPU, HEADS, KV_HEADS, DIM, PAGE, [(1, 20), (1, 9)], seed=2)
-    layer, out = layer_of(queue, Formats("tq8", "tq4")), torch.zeros_like(batch.q)
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_layers_do_not_grow(queue, no_growth, calibrated):
+    """Steps of many shapes: under load no two are alike."""
+    layer_calibration = LayerCalibration.of(calibration_of(), 1, (True, True)) if calibrated else None
+    layer = layer_of(queue, Formats("tq8", "tq4"), layer_calibration=layer_calibration)
+    batches = [Batch(CPU, HEADS, KV_HEADS, DIM, PAGE, [(1, 20 + n), (1 + n, 9 + n)][: 1 + n % 2], seed=n) for n in range(12)]
+    turns = itertools.cycle([(batch, torch.zeros_like(batch.q)) for batch in batches])
 
     def one():
+        batch, out = next(turns)
         step = queue.step(**batch.step_arguments())
-        layer.write(batch.k, batch.v, step.slots)
+        layer.write(batch.k, batch.v, queue.slots(batch.slots))
         layer.attend(batch.q, out, step, 0.1)
 
     no_growth(one, cycles=10_000)
