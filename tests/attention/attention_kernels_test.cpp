@@ -185,7 +185,7 @@ TEST_P(AttentionKernelSets, PromptsBesideALoudKey) {
 // A prompt's bits do not depend on how it is cut, nor on the rows beside one.
 TEST_P(AttentionKernelSets, APromptInPiecesIsTheSame) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4}) {
-    constexpr uint64_t kTokens = 150, kBefore = 70, kCut = 61;
+    constexpr uint64_t kTokens = 150, kBefore = 270, kCut = 61;
     Small whole = random_small(format, kTokens, kBefore + kTokens);
     whole.v[100 * whole.dim + 3] = std::numeric_limits<float>::infinity();
     const Small::Answer all = whole.run();
@@ -206,7 +206,7 @@ TEST_P(AttentionKernelSets, APromptInPiecesIsTheSame) {
 // So many rows that some sets take more of them at a time: the same bits as of few, whatever
 // differs from row to row.
 TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
-  constexpr uint64_t kTokens = 130, kLast = 10, kHeads = 128, kDim = 64, kKeys = 140;
+  constexpr uint64_t kTokens = 130, kLast = 10, kHeads = 128, kDim = 64, kKeys = 300;
   const Device d = test_device();
   const std::vector<float> q = gaussian_rows(kTokens * kHeads, kDim, 1);
   std::vector<float> alibi_slopes(kHeads);

@@ -20,6 +20,7 @@
 #include "cpu/attention/epilogue-inl.h"
 #include "cpu/attention/prefill-inl.h"
 #include "cpu/attention/problem-inl.h"
+#include "cpu/attention/prompt-inl.h"
 #include "cpu/kernels/copy-inl.h"
 #include "cpu/kernels/rotation-inl.h"
 
@@ -140,6 +141,8 @@ class Command {
       LoadQueries<Q>(work, args_[arg_q]);
       if (s.prompt && !prompts_decode_) {
         run_kernel<Prefill>(s, work, split);
+      } else if (s.prompt && Prompt::takes(p_)) {
+        run_kernel<Prompt>(s, work, split);
       } else {
         run_kernel<Decode>(s, work, split);
       }

@@ -254,7 +254,7 @@ class Decode {
       uniform = uniform && seen.begin == block.begin && seen.end == block.end;
       float factor = work_.params->scale * kLog2E * unit(r);
       if (!work_.plain() || !(factor > 0)) {
-        scale_logits(block, r, logits);
+        work_.make_logits(first_ + r, block.key, block.lanes(), unit(r), logits);
         factor = 1.0f;
       }
       if (!whole) fill_hidden(block, r, seen, kMinusInfinity);
@@ -272,22 +272,6 @@ class Decode {
     if (!work_.touches_tree(block)) return;
     for (uint64_t i = seen.begin; i < seen.end; ++i) {
       if (work_.tree_hides(block, first_ + row, i)) lane[i] = value;
-    }
-  }
-
-  void scale_logits(const KeyBlock& block, uint32_t row, float* logits) const {
-    const DF d;
-    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const float cap = work_.params->soft_cap;
-    const auto scale = hn::Set(d, work_.params->scale * unit(row));
-    const auto to_base2 = hn::Set(d, kLog2E), caps = hn::Set(d, cap);
-    const auto slope = hn::Set(d, work_.slope[first_ + row]);
-    for (uint32_t i = 0; i < block.lanes(); i += lanes) {
-      auto x = hn::Mul(hn::Load(d, logits + i), scale);
-      if (cap > 0) x = SoftCap(x, caps);
-      const auto distance = static_cast<float>(block.key + i - work_.position[first_ + row]);
-      x = hn::MulAdd(slope, hn::Iota(d, distance), x);
-      hn::Store(hn::Mul(x, to_base2), d, logits + i);
     }
   }
 

@@ -29,7 +29,7 @@ struct AttentionScratch {
   alignas(64) float acc[kMaxRows * abi::kKvMaxHeadDim];
   alignas(64) float kv[kBlockKeys * abi::kKvMaxHeadDim];  // a block's keys or values, unpacked
   alignas(64) uint8_t values[kValueScratchBytes];         // a block's values as a kernel keeps them
-  alignas(64) float logits[kTileRows * kBlockKeys];
+  alignas(64) float logits[kLogits];
   alignas(64) int8_t operand[2 * kMaxRows * kPaddedHeadDim];
   alignas(64) int8_t levels[kBlockKeys * kPaddedHeadDim];
 
@@ -95,6 +95,22 @@ struct WorkTile {
   uint32_t rotary_dim() const { return rotary.layout->head_dim; }
   bool latent() const { return params->latent != 0; }
   bool plain() const { return params->soft_cap == 0 && alibi_slopes == nullptr; }
+
+  // Makes base-2 logits of a row's scores in `count` lanes, whose first key is `key`.
+  void make_logits(uint32_t row, int64_t key, uint32_t count, float unit, float* logits) const {
+    const DF d;
+    const auto lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const float cap = params->soft_cap;
+    const auto factor = hn::Set(d, params->scale * unit), to_base2 = hn::Set(d, kLog2E);
+    const auto caps = hn::Set(d, cap), slopes = hn::Set(d, slope[row]);
+    for (uint32_t i = 0; i < count; i += lanes) {
+      auto x = hn::Mul(hn::Load(d, logits + i), factor);
+      if (cap > 0) x = SoftCap(x, caps);
+      const auto distance = static_cast<float>(key + i - position[row]);
+      x = hn::MulAdd(slopes, hn::Iota(d, distance), x);
+      hn::Store(hn::Mul(x, to_base2), d, logits + i);
+    }
+  }
 
   void start_rows() {
     for (uint32_t r = 0; r < rows; ++r) {

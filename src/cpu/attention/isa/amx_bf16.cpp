@@ -12,16 +12,14 @@
 // of the other sign. Values become 0 in the operand, and are added to the rows that see them.
 #include <cstddef>
 
-#include "cpu/attention/isa/amx_split.h"
+#include "cpu/attention/isa/amx_pack.h"
+#include "cpu/attention/isa/amx_softmax.h"
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/non_finite_values.h"
-#include "cpu/attention/isa/prefetch.h"
 #include "gyre/format.h"
 
 namespace gyre::cpu {
 namespace {
 
-constexpr int kNotFinite = 0x99;  // fpclass: NaN of both kinds, infinities of both signs
 constexpr uint32_t kF16 = static_cast<uint32_t>(KvFormat::f16);
 
 // Rounding must not make an infinity of a large number, nor a number of a NaN: the first is cut,
@@ -64,273 +62,234 @@ uint32_t split_queries(float* q, uint32_t rows, uint32_t head_dim, uint32_t form
   return static_cast<uint32_t>(padded);
 }
 
-// 32 coordinates of a row of K from c on; those past its end are 0.
-template <bool kHalf>
-inline Split load_key(const uint8_t* key, size_t c, size_t head_dim) {
-  const size_t left = head_dim - c;
-  if constexpr (!kHalf) {
-    const auto mask = static_cast<__mmask32>(left < kDepth ? (uint64_t{1} << left) - 1 : ~0u);
-    return {_mm512_maskz_loadu_epi16(mask, key + 2 * c), _mm512_setzero_si512()};
-  }
-  const __mmask16 upper = left > 16 ? first_lanes(left - 16) : __mmask16{0};
-  return split_halves(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(left), key + 2 * c)),
-                      _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(upper, key + 2 * c + 32)));
-}
-
-// Keys as B operands, [group of 16 keys][32 coordinates][hi, lo]: a row has a pair of coordinates
-// of each key. bf16 has no lo.
-template <bool kHalf>
-void pack_keys(const ScoreJob& job, uint8_t* to) {
-  for (size_t group = 0; group < job.key_count; group += kTileSide) {
-    prefetch_steps(job.prefetch, group, group + kTileSide);
-    for (size_t c = 0; c < job.head_dim; c += kDepth) {
-      __m512i hi[kTileSide], lo[kTileSide];
-      for (size_t i = 0; i < kTileSide; ++i) {
-        const size_t key = group + i < job.key_count ? group + i : group;  // replaced, not read
-        const Split parts = load_key<kHalf>(job.keys + key * job.key_stride, c, job.head_dim);
-        hi[i] = parts.hi;
-        lo[i] = parts.lo;
-      }
-      store_tile(hi, to);
-      to += kTileBytes;
-      if constexpr (!kHalf) continue;
-      store_tile(lo, to);
-      to += kTileBytes;
-    }
+void pack_prompt_keys(const PromptBlock& block, PromptOperand& k) {
+  if (k.format == kF16) {
+    pack_keys<true>(block, k.head_dim, k.packed);
+  } else {
+    pack_keys<false>(block, k.head_dim, k.packed);
   }
   stores_are_done();
 }
 
-// Dot products of two groups of 16 queries with two groups of 16 keys: the first queries with both
-// groups of keys, then the second. A group that is not there is replaced.
+void pack_prompt_values(const PromptBlock& block, PromptOperand& v) {
+  v.finite = v.format == kF16 ? pack_values<true>(block, v.lanes, v.head_dim, v.packed)
+                              : pack_values<false>(block, v.lanes, v.head_dim, v.packed);
+  stores_are_done();
+}
+
+// Part `step` of `steps` of the rows.
+inline void prefetch_rows(const PromptPrefetch& next, size_t step, size_t steps) {
+  const size_t count = next.end - next.begin;
+  for (size_t i = count * step / steps; i < count * (step + 1) / steps; ++i) {
+    const uint8_t* const row = next.block->rows[next.begin + i];
+    if (row == nullptr) continue;
+    for (size_t byte = 0; byte < next.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
+// Dot products of two groups of 16 queries with two groups of 16 keys, from `packed` on. A second
+// group that is not there is replaced.
 template <bool kHalf, bool kHiAlone>
-void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_t group,
-                   TileSums<float>& sums) {
-  constexpr size_t kStep = (kHalf ? 2 : 1) * kTileBytes;
-  const size_t padded = round_up(job.head_dim, kDepth), chunks = padded / kDepth;
-  const size_t stride = padded * sizeof(float), lo = padded * 2;
-  const auto* const q = reinterpret_cast<const uint8_t*>(job.q_f32) + row * stride;
-  const auto* const more_q = row + kTileSide < job.rows ? q + kTileSide * stride : q;
-  const uint8_t* const k = packed + group * chunks * kStep;
-  const uint8_t* const more_k = (group + 1) * kTileSide < job.key_count ? k + chunks * kStep : k;
+inline void multiply_keys(const uint8_t* packed, size_t head_dim, const float* queries, size_t rows,
+                          float* to, size_t to_stride) {
+  const size_t padded = round_up(head_dim, kDepth), stride = padded * sizeof(float);
+  const auto* const q = reinterpret_cast<const uint8_t*>(queries);
+  const uint8_t* const more_q = rows > kTileSide ? q + kTileSide * stride : q;
   multiply_split<!kHiAlone, kHalf && !kHiAlone, kHalf ? 2 : 1>(
-      {{q, more_q}, stride, lo, {k, more_k}, chunks});
-  _tile_stored(0, sums.at[0], 64);
-  _tile_stored(1, sums.at[1], 64);
-  _tile_stored(2, sums.at[2], 64);
-  _tile_stored(3, sums.at[3], 64);
+      {{q, more_q},
+       stride,
+       padded * 2,
+       {packed, packed + packed_key_bytes<kHalf>(head_dim)},
+       padded / kDepth});
+  const size_t bytes = to_stride * sizeof(float);
+  _tile_stored(0, to, bytes);
+  _tile_stored(1, to + kTileSide, bytes);
+  _tile_stored(2, to + kTileSide * to_stride, bytes);
+  _tile_stored(3, to + kTileSide * to_stride + kTileSide, bytes);
 }
 
-// Stores the scores of a group of queries and a group of keys, and returns whether some is not
-// finite. With `again` only such are stored.
-bool store_scores(const ScoreJob& job, const float (&sums)[kTileSide][kTileSide], size_t row,
-                  size_t key, bool again) {
-  const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
-  const size_t keys = job.key_count - key;
-  const auto mask = static_cast<__mmask16>(keys < kTileSide ? (1u << keys) - 1 : 0xFFFFu);
-  __mmask16 non_finite = 0;
+inline bool all_finite(const float* scores, size_t rows) {
+  __m512 a = _mm512_setzero_ps(), b = a;  // 0 times what is not finite is NaN
   for (size_t r = 0; r < rows; ++r) {
-    float* const at = job.scores + (row + r) * kBlockKeys + key;
-    const __m512 score = _mm512_load_ps(sums[r]);
-    if (again) {
-      const __mmask16 wrong =
-          _mm512_mask_fpclass_ps_mask(mask, _mm512_maskz_loadu_ps(mask, at), kNotFinite);
-      _mm512_mask_storeu_ps(at, wrong, score);
-    } else {
-      non_finite |= _mm512_mask_fpclass_ps_mask(mask, score, kNotFinite);
-      _mm512_mask_storeu_ps(at, mask, score);
-    }
+    const float* const at = scores + r * kPromptStride;
+    a = _mm512_fmadd_ps(_mm512_load_ps(at), _mm512_setzero_ps(), a);
+    b = _mm512_fmadd_ps(_mm512_load_ps(at + kTileSide), _mm512_setzero_ps(), b);
   }
-  return non_finite != 0;
+  return _mm512_cmp_ps_mask(_mm512_add_ps(a, b), _mm512_setzero_ps(), _CMP_UNORD_Q) == 0;
 }
 
-bool store_scores(const ScoreJob& job, const TileSums<float>& sums, size_t row, size_t group,
-                  bool again) {
-  bool non_finite = false;
-  for (size_t i = 0; i < 4; ++i) {
-    const size_t r = row + i / 2 * kTileSide, key = (group + i % 2) * kTileSide;
-    if (r < job.rows && key < job.key_count)
-      non_finite |= store_scores(job, sums.at[i], r, key, again);
-  }
-  return non_finite;
-}
-
+// Scores that are not finite, from hi alone.
 template <bool kHalf>
-void score_format(const ScoreJob& job) {
-  auto* const packed = static_cast<uint8_t*>(job.scratch);
-  if (job.fresh) pack_keys<kHalf>(job, packed);
-  TileSums<float> sums;
-  for (size_t group = 0; group * kTileSide < job.key_count; group += 2) {
-    for (size_t row = 0; row < job.rows; row += 2 * kTileSide) {
-      multiply_keys<kHalf, false>(job, packed, row, group, sums);
-      if (!store_scores(job, sums, row, group, false)) continue;
-      multiply_keys<kHalf, true>(job, packed, row, group, sums);
-      store_scores(job, sums, row, group, true);
+void repair_scores(const uint8_t* packed, size_t head_dim, const float* q, size_t rows,
+                   float* scores) {
+  constexpr int kNotFinite = 0x99;  // fpclass: NaN of both kinds, infinities of both signs
+  alignas(64) float of_hi[kPromptRows][2 * kTileSide];
+  multiply_keys<kHalf, true>(packed, head_dim, q, rows, of_hi[0], 2 * kTileSide);
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t i = 0; i < 2 * kTileSide; i += kTileSide) {
+      float* const at = scores + r * kPromptStride + i;
+      const __mmask16 wrong = _mm512_fpclass_ps_mask(_mm512_load_ps(at), kNotFinite);
+      _mm512_mask_store_ps(at, wrong, _mm512_load_ps(of_hi[r] + i));
     }
   }
 }
 
-void score_prompt(const ScoreJob& job) {
-  return job.format == kF16 ? score_format<true>(job) : score_format<false>(job);
+template <bool kHalf>
+void score_rows(const PromptOperand& k, const float* q, const PromptRows& job) {
+  for (size_t lane = job.begin; lane < job.end; lane += 2 * kTileSide) {
+    prefetch_rows(job.keys, lane - job.begin, job.end - job.begin);
+    const uint8_t* const packed = k.packed + lane / kTileSide * packed_key_bytes<kHalf>(k.head_dim);
+    float* const scores = job.logits + lane;
+    multiply_keys<kHalf, false>(packed, k.head_dim, q, job.rows, scores, kPromptStride);
+    if (!all_finite(scores, job.rows))
+      repair_scores<kHalf>(packed, k.head_dim, q, job.rows, scores);
+  }
 }
 
-// Probabilities as A operands, the nearest bf16 each, in pairs of keys 16 apart.
-struct Probabilities {
-  alignas(64) uint32_t at[kTileRows][kBlockKeys / 2];
-
-  explicit Probabilities(const AccumulateJob& job) {
-    // Around the block's lanes a row may hold anything.
-    const uint64_t lanes = ~uint64_t{0} >> (kBlockKeys - job.tiles * abi::kKvTile) << job.offset;
-    const auto load = [&](const float* p, size_t key) {
-      return rounded_bits(
-          _mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes >> key), p + key - job.offset));
-    };
-    for (size_t r = 0; r < job.rows; ++r) {
-      const float* const p = job.p + r * kBlockKeys;
-      for (size_t key = 0; key < kBlockKeys; key += kDepth)
-        _mm512_store_si512(at[r] + key / 2, pair_up(load(p, key), load(p, key + 16)));
-    }
-    stores_are_done();
-  }
-};
-
-// Stands in for a token that is not there: 0 times what its slot holds could be NaN.
-alignas(64) constexpr uint8_t kZeros[2 * abi::kKvMaxHeadDim] = {};
-
-// Where the block's tokens lie. Each has the place that it has in a whole block: a tile product
-// sums them in its own order.
-struct Tokens {
-  const uint8_t* at[kBlockKeys];
-  explicit Tokens(const AccumulateJob& job) {
-    for (const uint8_t*& token : at) token = kZeros;
-    for (size_t key = job.begin; key < job.end; ++key)
-      at[job.offset + key] = job.values + key * job.value_stride;
-  }
-};
-
-// 16 coordinates of a token; what is not finite is 0, and its bit in `finite` too.
-template <bool kHalf>
-inline __m512 load_token(const uint8_t* token, size_t c, __mmask16 there, __mmask16& finite) {
-  const __m256i stored = _mm256_maskz_loadu_epi16(there, token + 2 * c);
-  const __m256i size = _mm256_and_si256(stored, _mm256_set1_epi16(0x7FFF));
-  const __mmask16 good =
-      _mm256_cmplt_epu16_mask(size, _mm256_set1_epi16(kHalf ? kHalfLimit : kBf16Limit));
-  finite &= good;
-  const __m256i clean = _mm256_maskz_mov_epi16(good, stored);
-  if constexpr (kHalf) return _mm512_cvtph_ps(clean);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(clean), 16));
+void score(const PromptOperand& k, const float* q, const PromptRows& job) {
+  return k.format == kF16 ? score_rows<true>(k, q, job) : score_rows<false>(k, q, job);
 }
 
-// 16 coordinates of the block's values as B operands, [32 tokens][hi, lo]: a row has a pair of
-// tokens, 16 apart, of each coordinate. bf16 has no lo. Returns whether all are finite.
+// acc = acc * rescale + sums, for up to 32 rows and 16 coordinates.
+inline void add_values(const PromptRows& job, const float (*sums)[kTileSide][kTileSide],
+                       const float* rescale, float* acc, size_t head_dim, __mmask16 mask) {
+  for (size_t r = 0; r < job.rows; ++r) {
+    float* const place = acc + r * head_dim;
+    const __m512 sum = _mm512_load_ps(sums[r / kTileSide * 2][r % kTileSide]);
+    _mm512_mask_storeu_ps(
+        place, mask,
+        _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, place), _mm512_set1_ps(rescale[r]), sum));
+  }
+}
+
 template <bool kHalf>
-bool pack_values(const AccumulateJob& job, const Tokens& tokens, size_t c, uint8_t* to) {
-  const __mmask16 there = first_lanes(job.head_dim - c);
-  __mmask16 finite = 0xFFFF;
-  for (size_t first = 0; first < kBlockKeys; first += kDepth, to += 2 * kTileBytes) {
-    for (size_t i = 0; i < kTileSide; ++i) {
-      const __m512 a = load_token<kHalf>(tokens.at[first + i], c, there, finite);
-      const __m512 b = load_token<kHalf>(tokens.at[first + i + 16], c, there, finite);
-      if constexpr (kHalf) {
-        const Split parts = split_halves(a, b);
-        _mm512_store_si512(to + i * 64, parts.hi);
-        _mm512_store_si512(to + i * 64 + kTileBytes, parts.lo);
-      } else {
-        _mm512_store_si512(to + i * 64, pair_up(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+float stored_value(const uint8_t* at) {
+  uint16_t stored = 0;
+  __builtin_memcpy(&stored, at, 2);
+  if constexpr (kHalf) return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(stored)));
+  return __builtin_bit_cast(float, static_cast<uint32_t>(stored) << 16);
+}
+
+// Adds values that are not finite to the rows that see them.
+template <bool kHalf>
+void add_non_finite(const PromptOperand& v, const PromptBlock& block, const PromptRows& job,
+                    float* acc) {
+  for (size_t lane = job.begin; lane < job.end; ++lane) {
+    if (block.rows[lane] == nullptr) continue;
+    for (size_t c = 0; c < v.head_dim; ++c) {
+      const float value = stored_value<kHalf>(block.rows[lane] + 2 * c);
+      if (value - value == 0) continue;
+      for (size_t r = 0; r < job.rows; ++r) {
+        const auto* const weights =
+            reinterpret_cast<const uint16_t*>(job.logits + r * kPromptStride);
+        const float p = __builtin_bit_cast(float, static_cast<uint32_t>(weights[lane]) << 16);
+        if (p != 0) acc[r * v.head_dim + c] += p * value;
       }
     }
   }
-  return finite == 0xFFFF;
-}
-
-// acc = acc * rescale + sums, for up to 16 rows and 16 coordinates.
-inline void add_values(const AccumulateJob& job, const float (&sums)[kTileSide][kTileSide],
-                       size_t row, size_t c) {
-  const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
-  const size_t left = job.head_dim - c;
-  const auto mask = static_cast<__mmask16>(left < kTileSide ? (1u << left) - 1 : 0xFFFFu);
-  for (size_t r = 0; r < rows; ++r) {
-    float* const place = job.acc + (row + r) * job.head_dim + c;
-    const __m512 rescale = _mm512_set1_ps(job.rescale[row + r]);
-    const __m512 sum =
-        _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, place), rescale, _mm512_load_ps(sums[r]));
-    _mm512_mask_storeu_ps(place, mask, sum);
-  }
-}
-
-constexpr size_t kValueBytes = kBlockKeys / kDepth * 2 * kTileBytes;  // of 16 coordinates
-
-// All of V as B operands, [16 coordinates][32 tokens][hi, lo], and whether something is not finite.
-struct PackedValues {
-  uint8_t at[abi::kKvMaxHeadDim / kTileSide * kValueBytes];
-  bool non_finite;
-
-  template <bool kHalf>
-  void pack(const AccumulateJob& job) {
-    const Tokens tokens(job);
-    non_finite = false;
-    for (size_t c = 0; c < job.head_dim; c += kTileSide) {
-      prefetch_steps(job.prefetch, c / 8, c / 8 + kTileSide / 8);
-      non_finite |= !pack_values<kHalf>(job, tokens, c, at + c / kTileSide * kValueBytes);
-    }
-    stores_are_done();
-  }
-};
-static_assert(sizeof(PackedValues) <= kValueScratchBytes);
-
-// Two groups of rows times 16 coordinates, whose values are at v. Tiles 4 to 7 hold the
-// probabilities: 32 keys of both groups, then the other 32.
-template <bool kHalf>
-inline void multiply_values(const uint8_t* v, float (&sums)[2][kTileSide][kTileSide]) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_loadd(2, v, 64);
-  _tile_loadd(3, v + (kHalf ? 1 : 2) * kTileBytes, 64);
-  _tile_dpbf16ps(0, 4, 2);
-  _tile_dpbf16ps(1, 5, 2);
-  if constexpr (kHalf) {
-    _tile_dpbf16ps(0, 4, 3);
-    _tile_dpbf16ps(1, 5, 3);
-    _tile_loadd(2, v + 2 * kTileBytes, 64);
-    _tile_loadd(3, v + 3 * kTileBytes, 64);
-    _tile_dpbf16ps(0, 6, 2);
-    _tile_dpbf16ps(1, 7, 2);
-  }
-  _tile_dpbf16ps(0, 6, 3);
-  _tile_dpbf16ps(1, 7, 3);
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
 }
 
 template <bool kHalf>
-void accumulate_format(const AccumulateJob& job) {
-  constexpr size_t kStride = kBlockKeys / 2 * sizeof(uint32_t);
-  auto* const packed = static_cast<PackedValues*>(job.scratch);
-  if (job.fresh) packed->pack<kHalf>(job);
-  const Probabilities p(job);
-  alignas(64) float sums[2][2][kTileSide][kTileSide];  // while one is read the other is written
-  for (size_t row = 0; row < job.rows; row += 2 * kTileSide) {
-    const size_t second_row = row + kTileSide < job.rows ? row + kTileSide : row;
-    _tile_loadd(4, p.at[row], kStride);
-    _tile_loadd(5, p.at[second_row], kStride);
-    _tile_loadd(6, p.at[row] + kDepth / 2, kStride);
-    _tile_loadd(7, p.at[second_row] + kDepth / 2, kStride);
-    for (size_t c = 0; c < job.head_dim; c += kTileSide) {
-      auto& out = sums[c / kTileSide % 2];
-      multiply_values<kHalf>(packed->at + c / kTileSide * kValueBytes, out);
-      add_values(job, out[0], row, c);
-      if (second_row != row) add_values(job, out[1], second_row, c);
-    }
+void accumulate_rows(const PromptOperand& v, const PromptBlock& block, const PromptRows& job,
+                     const float* rescale, float* acc) {
+  constexpr size_t kStride = kPromptStride * sizeof(float);
+  alignas(64) float sums[2][4][kTileSide][kTileSide];  // while one is read the other is written
+  const auto* const p = reinterpret_cast<const uint8_t*>(job.logits) + job.begin * 2;
+  const uint8_t* const more_p = job.rows > kTileSide ? p + kTileSide * kStride : p;
+  const size_t tile_column = v.lanes / kDepth * kPackedValueBytes<kHalf>;  // of 16 coordinates
+  for (size_t c = 0; c < v.head_dim; c += 2 * kTileSide) {
+    prefetch_rows(job.values, c, round_up(v.head_dim, 2 * kTileSide));
+    const bool two = c + kTileSide < v.head_dim;
+    const uint8_t* const at =
+        v.packed + c / kTileSide * tile_column + job.begin / kDepth * kPackedValueBytes<kHalf>;
+    multiply_split<false, kHalf, kHalf ? 2 : 1>({{p, more_p},
+                                                 kStride,
+                                                 0,
+                                                 {at, two ? at + tile_column : at},
+                                                 (job.end - job.begin) / kDepth});
+    auto& out = sums[c / (2 * kTileSide) % 2];
+    _tile_stored(0, out[0], 64);
+    _tile_stored(1, out[1], 64);
+    _tile_stored(2, out[2], 64);
+    _tile_stored(3, out[3], 64);
+    add_values(job, out, rescale, acc + c, v.head_dim, first_lanes(v.head_dim - c));
+    if (two)
+      add_values(job, out + 1, rescale, acc + c + kTileSide, v.head_dim,
+                 first_lanes(v.head_dim - c - kTileSide));
   }
-  if (!packed->non_finite) return;
-  add_non_finite_values(job, kHalf ? kHalfLimit : kBf16Limit, [](uint16_t stored) {
-    if constexpr (kHalf) return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(stored)));
-    return __builtin_bit_cast(float, static_cast<uint32_t>(stored) << 16);
-  });
+  if (!v.finite) add_non_finite<kHalf>(v, block, job, acc);
+}
+
+void accumulate(const PromptOperand& v, const PromptBlock& block, const PromptRows& job,
+                const float* rescale, float* acc) {
+  return v.format == kF16 ? accumulate_rows<true>(v, block, job, rescale, acc)
+                          : accumulate_rows<false>(v, block, job, rescale, acc);
+}
+
+// The same for blocks of up to 64 keys, where only one of K and V is in 16 bits, or a latent is
+// both: rows stay in 32 bits between the phases.
+
+PromptBlock block_of(const uint8_t* rows, size_t stride, uint32_t begin, uint32_t end,
+                     uint32_t offset) {
+  PromptBlock block;
+  block.begin = offset + begin;
+  block.end = offset + end;
+  for (uint32_t i = begin; i < end; ++i) block.rows[offset + i] = rows + i * stride;
+  return block;
+}
+
+PromptRows rows_of(const PromptBlock& block, uint32_t rows, float* logits) {
+  PromptRows job;
+  job.rows = rows < kPromptRows ? rows : kPromptRows;
+  job.begin = static_cast<uint32_t>(block.begin / kDepth * kDepth);
+  job.end = static_cast<uint32_t>(round_up(block.end, kDepth));
+  job.logits = logits;
+  return job;
+}
+
+void score_prompt(const ScoreJob& job) {
+  const PromptBlock block = block_of(job.keys, job.key_stride, 0, job.key_count, 0);
+  PromptOperand k{static_cast<uint8_t*>(job.scratch), job.format, job.head_dim, kBlockKeys};
+  if (job.fresh) pack_prompt_keys(block, k);
+  alignas(64) float scores[kPromptRows * kPromptStride];
+  for (uint32_t row = 0; row < job.rows; row += kPromptRows) {
+    const PromptRows rows = rows_of(block, job.rows - row, scores);
+    score(k, job.q_f32 + row * round_up(job.head_dim, kDepth), rows);
+    for (size_t r = 0; r < rows.rows; ++r)
+      __builtin_memcpy(job.scores + (row + r) * kBlockKeys, scores + r * kPromptStride,
+                       job.key_count * sizeof(float));
+  }
 }
 
 void accumulate_prompt(const AccumulateJob& job) {
-  return job.format == kF16 ? accumulate_format<true>(job) : accumulate_format<false>(job);
+  const PromptBlock block = block_of(job.values, job.value_stride, job.begin, job.end, job.offset);
+  // Whether all values are finite stands behind the operand.
+  auto* const packed = static_cast<uint8_t*>(job.scratch);
+  bool& finite = *reinterpret_cast<bool*>(packed + kValueScratchBytes - 64);
+  PromptOperand v{packed, job.format, job.head_dim, kBlockKeys};
+  if (job.fresh) {
+    pack_prompt_values(block, v);
+    finite = v.finite;
+  }
+  v.finite = finite;
+  const uint64_t lanes = ~uint64_t{0} >> (kBlockKeys - (job.end - job.begin)) << block.begin;
+  alignas(64) float weights[kPromptRows * kPromptStride];
+  for (uint32_t row = 0; row < job.rows; row += kPromptRows) {
+    const PromptRows rows = rows_of(block, job.rows - row, weights);
+    for (size_t r = 0; r < rows.rows; ++r) {
+      const float* const p = job.p + (row + r) * kBlockKeys - job.offset;
+      auto* const to = reinterpret_cast<uint16_t*>(weights + r * kPromptStride);
+      for (uint32_t lane = rows.begin; lane < rows.end; lane += kTileSide) {
+        // Around the block's lanes a row may hold anything.
+        const auto there = static_cast<__mmask16>(lanes >> lane);
+        _mm256_store_si256(
+            reinterpret_cast<__m256i*>(to + lane),
+            reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(there, p + lane))));
+      }
+    }
+    stores_are_done();
+    accumulate(v, block, rows, job.rescale + row, job.acc + size_t{row} * job.head_dim);
+  }
 }
 
 }  // namespace
@@ -339,6 +298,9 @@ void add_amx_prompt_kernels(AttentionKernels& kernels) {
   kernels.split_queries = split_queries;
   kernels.score_prompt = score_prompt;
   kernels.accumulate_prompt = accumulate_prompt;
+  static constexpr PromptKernels kPrompt{pack_prompt_keys, pack_prompt_values, score,
+                                         find_max,         exponentiate,       accumulate};
+  kernels.prompt = &kPrompt;
   kernels.f16_arithmetic = kernels.bf16_arithmetic = "bf16";
 }
 

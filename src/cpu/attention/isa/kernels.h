@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "abi/kv_codec.h"
+#include "cpu/attention/isa/prompt_kernels.h"
 
 namespace gyre::cpu {
 
@@ -17,11 +18,13 @@ constexpr uint32_t kMaxRows = 256;   // rows of a work tile, which share a pass 
 constexpr uint32_t kPaddedHeadDim = abi::kKvMaxHeadDim + 256;  // scale blocks padded to 64 each
 // A block's values in 32 bits, and a note about them.
 constexpr uint64_t kValueScratchBytes = uint64_t{4} * abi::kKvMaxHeadDim * kBlockKeys + 64;
+constexpr uint32_t kLogits = kPromptRows * kPromptStride;  // that a thread has room for
+static_assert(kLogits >= kTileRows * kBlockKeys);
 // Scratch of a thread: queries, sums and unpacked keys in f32, values, scores, and both operands in
 // 8 bits.
 constexpr uint64_t kAttentionScratchBytes =
     uint64_t{4} * abi::kKvMaxHeadDim * (2 * kMaxRows + kBlockKeys) + kValueScratchBytes +
-    uint64_t{4} * kTileRows * kBlockKeys + uint64_t{kPaddedHeadDim} * (2 * kMaxRows + kBlockKeys);
+    uint64_t{4} * kLogits + uint64_t{kPaddedHeadDim} * (2 * kMaxRows + kBlockKeys);
 constexpr float kBf16Lift = 0x1p16f;  // what the lo part of a query's hi/lo split is multiplied by
 
 // Coordinates under one scale, in the order the operands have them.
@@ -125,6 +128,7 @@ struct AttentionKernels {
   uint32_t (*split_queries)(float* q, uint32_t rows, uint32_t head_dim, uint32_t format) = nullptr;
   void (*score_prompt)(const ScoreJob&) = nullptr;
   void (*accumulate_prompt)(const AccumulateJob&) = nullptr;
+  const PromptKernels* prompt = nullptr;  // if both K and V are f16 or bf16: more keys at a time
   // Latent attention over levels: score_latent takes the packed block in ScoreJob::scratch,
   // accumulate_latent its second half in AccumulateJob::values.
   void (*pack_latent)(const LatentBlock&) = nullptr;
