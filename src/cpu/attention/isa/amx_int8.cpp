@@ -86,16 +86,18 @@ void multiply_keys(const ScoreJob& job, const uint8_t* packed, size_t row, size_
 void add_scores(const ScoreJob& job, const TileSums<int32_t>& sums, size_t row, size_t group,
                 size_t block) {
   const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
+  const bool one = one_tile(job.rows, row);
   for (size_t half = 0; half < 2 && (group + half) * kTileSide < job.key_count; ++half) {
     const __m512 scale = two_tile_scales(job.scales, job.scales_stride, 2 * (group + half),
                                          job.key_count / kTile, block);
+    const auto* const hi = one ? sums.at[half][0] : sums.at[2 * half][0];
+    const size_t step = one ? 2 * kTileSide : kTileSide;
+    const auto* const lo = one ? hi + kTileSide : sums.at[2 * half + 1][0];
+    float* const at = job.scores + row * kBlockKeys + (group + half) * kTileSide;
     for (size_t r = 0; r < rows; ++r) {
-      float* const at = job.scores + (row + r) * kBlockKeys + (group + half) * kTileSide;
-      const __m512 old = block == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
-      const __m512i sum = one_tile(job.rows, row)
-                              ? join_hi_lo(sums.at[half][2 * r], sums.at[half][2 * r + 1])
-                              : join_hi_lo(sums.at[2 * half][r], sums.at[2 * half + 1][r]);
-      _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, old));
+      const __m512 old = block == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at + r * kBlockKeys);
+      const __m512i sum = join_hi_lo(hi + r * step, lo + r * step);
+      _mm512_storeu_ps(at + r * kBlockKeys, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, old));
     }
   }
 }
@@ -130,13 +132,26 @@ void score_levels(const ScoreJob& job) {
   }
 }
 
-// Up to 16 rows, and 16 coordinates.
+// acc = acc * rescale + sums (as add_row has it), for up to 16 rows and 16 or 32 coordinates. What
+// stands in memory is read once: stores to acc could change it as far as the compiler knows.
+template <size_t kColumns>
 inline void add_rows(const AccumulateJob& job, const Weights& weights,
-                     const int32_t (&hi)[kTileSide][kTileSide],
-                     const int32_t (&lo)[kTileSide][kTileSide], size_t row, size_t c,
-                     __mmask16 mask) {
+                     const TileSums<int32_t>& sums, size_t row, size_t c, __mmask16 last) {
   const size_t rows = job.rows - row < kTileSide ? job.rows - row : kTileSide;
-  for (size_t r = 0; r < rows; ++r) add_row(job, weights, hi[r], lo[r], row + r, c, mask);
+  const size_t head_dim = job.head_dim;
+  float* place = job.acc + row * head_dim + c;
+  const float *const rescale = job.rescale + row, *const step = weights.step + row;
+  for (size_t r = 0; r < rows; ++r, place += head_dim) {
+    const __m512 of_old = _mm512_set1_ps(rescale[r]), of_sum = _mm512_set1_ps(step[r]);
+#pragma GCC unroll 2
+    for (size_t i = 0; i < kColumns; ++i) {
+      const __mmask16 mask = i + 1 == kColumns ? last : __mmask16{0xFFFF};
+      const __m512 old = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, place + i * kTileSide), of_old);
+      const __m512i whole = join_hi_lo(sums.at[2 * i][r], sums.at[2 * i + 1][r]);
+      const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(0x1p-8f));
+      _mm512_mask_storeu_ps(place + i * kTileSide, mask, _mm512_fmadd_ps(sum, of_sum, old));
+    }
+  }
 }
 
 // Calls run(c, coordinates) for the scale block's coordinates, 16 at a time.
@@ -187,10 +202,11 @@ void accumulate_chunk(const AccumulateJob& job, const Weights& weights, const ui
     _tile_stored(1, sums.at[1], 64);
     _tile_stored(2, sums.at[2], 64);
     _tile_stored(3, sums.at[3], 64);
-    add_rows(job, weights, sums.at[0], sums.at[1], row, c, mask(coordinates));
-    if (two)
-      add_rows(job, weights, sums.at[2], sums.at[3], row, c + kTileSide,
-               mask(coordinates - kTileSide));
+    if (two) {
+      add_rows<2>(job, weights, sums, row, c, mask(coordinates - kTileSide));
+    } else {
+      add_rows<1>(job, weights, sums, row, c, mask(coordinates));
+    }
   }
 }
 
