@@ -114,7 +114,8 @@ def test_steps_see_the_tail_that_single_tokens_see():
     (singly,), (at_once,), (in_steps,) = (
         gyre_eval.evaluate(model, [text], wanted, progress=False, step=step) for step in (1, 300, 128)
     )
-    assert abs(in_steps.bits - singly.bits) < 1e-4 and abs(at_once.bits - singly.bits) < 1e-4
+    # CPUs with AMX multiply the tail's rows in bf16 where a step has many tokens.
+    assert abs(in_steps.bits - singly.bits) < 4e-4 and abs(at_once.bits - singly.bits) < 4e-4
     assert at_once.kld_mean < 1.1 * singly.kld_mean and in_steps.kld_mean < 1.1 * singly.kld_mean
 
 

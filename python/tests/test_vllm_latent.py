@@ -32,7 +32,8 @@ HEADS, PAGE = 6, 16
 PAIRS = [("f16", "f16"), ("bf16", "bf16"), ("tq8", "tq8"), ("tq6", "bf16"), ("tq4", "tq8"), ("tq3", "f16")]
 # Decoding, drafts, a chunk, a first chunk, a first token.
 REQUESTS = [(1, 26), (4, 40), (1, 300), (24, 148), (13, 13), (1, 1)]
-# Stored values are exact in the reference: what is left are the roundings of sums, queries and the output.
+# Stored values are exact in the reference: what is left are the roundings of sums, queries and the output. CPUs with AMX round the
+# weights of 16-bit latents to bf16.
 BOUNDS = {torch.float32: 1e-8, torch.float16: 2e-7, torch.bfloat16: 1e-5}
 
 
@@ -56,7 +57,8 @@ def test_decoding_is_the_reference(queue, k, v, dtype):
     batch = batch_of(CPU, HEADS, PAGE, REQUESTS, padded_requests=2, padded_tokens=3, seed=1, dtype=dtype)
     out, parts = decode(stored(queue, formats, batch), batch)
     assert parts == 1
-    assert error_of(out[: batch.tokens], reference(batch, batch.q, formats)) < BOUNDS[dtype]
+    bound = max(BOUNDS[dtype], 1e-6) if k in ("f16", "bf16") else BOUNDS[dtype]
+    assert error_of(out[: batch.tokens], reference(batch, batch.q, formats)) < bound
     assert (out[batch.tokens :] == 7).all()  # rows of no request
 
 
