@@ -74,13 +74,13 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
 }
 
 // A step that only decodes has one command beside its schedule. Prompts take another one, even of
-// one token: their bits must not depend on their chunks.
+// one token: their bits must not depend on their chunks, nor on longer sequences of the batch.
 TEST(AttentionPlan, PromptsAreACommandOfTheirOwn) {
-  const auto kernels_of = [](bool prompts, uint64_t max_query_length, uint64_t min_query_length) {
+  const auto kernels_of = [](bool prompts, uint64_t max_query_length, uint64_t min_query_length,
+                             KvFormat format = KvFormat::tq4) {
     CudaPlans plans(kH200);
     const Device& device = plans.device();
-    const KvPages pages =
-        KvPages::allocate(device, {KvFormat::tq4, KvFormat::tq4, 8, 128, 0, 64}, 64);
+    const KvPages pages = KvPages::allocate(device, {format, format, 8, 128, 0, 64}, 64);
     const uint64_t tokens = 2 * max_query_length;
     const Tensor q = device.tensor(DType::bf16, {tokens, 32, 128});
     PagedAttentionInputs in{.q = q,
@@ -106,7 +106,13 @@ TEST(AttentionPlan, PromptsAreACommandOfTheirOwn) {
   EXPECT_EQ(kernels_of(true, 1, 1), decode + " attention_many_rows");
   EXPECT_EQ(kernels_of(false, 5, 5), drafts);
   EXPECT_EQ(kernels_of(true, 5, 5), drafts + " attention_many_rows");
-  EXPECT_EQ(kernels_of(false, 512, 1), drafts + " " + decode + " attention_many_rows");
+  EXPECT_EQ(kernels_of(false, 512, 1, KvFormat::tq8),
+            drafts + " " + decode + " attention_many_rows");
+  // Over tq4, single tokens beside sequences of two have a command of their own.
+  EXPECT_EQ(kernels_of(false, 512, 1), drafts + " " + decode + " attention_many_rows " + decode);
+  EXPECT_EQ(kernels_of(false, 2, 1), decode + " " + decode);
+  EXPECT_EQ(kernels_of(false, 2, 2), decode);
+  EXPECT_EQ(kernels_of(false, 2, 1, KvFormat::tq8), decode);
 }
 
 // Sink tokens and tail are splits of their own, behind those of the body; one merge takes them all.
