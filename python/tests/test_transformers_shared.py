@@ -33,7 +33,7 @@ def test_a_shared_layer_is_stored_once(name):
     assert len(cache.layers) == len(kept) == 3 and [layer.sharing for layer in cache.layers] == [0, 2, 1]
     dims = [32, 32, 64 if "gemma4" in name else 32]
     assert [each.layer.head_dim for each in kept] == dims and all(each.nbytes > 0 for each in kept)
-    # Of the layer without a window, K and V of 2 heads; two windows of 9 add little.
+    # The layer without a window stores K and V of 2 heads; two windows of 9 add little.
     assert 8 * dims[2] <= decoding_bytes(model.config, gyre_eval.Setting("f16", "f16"), 4096) < 8 * dims[2] + 20
     rounded = decoding_bytes(model.config, gyre_eval.Setting("", "", baseline="fp8"), 4096)
     assert rounded == 4 * (dims[2] + 2 * 32 * 9 / 4096)

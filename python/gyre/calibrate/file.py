@@ -43,7 +43,7 @@ _IDENTITY = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
     "layer_types sliding_window rope_parameters query_pre_attn_scalar attention_bias"
 ).split()
-# Of models that have them.
+# Only models that have these fields are told apart by them.
 _MORE_IDENTITY = (
     "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim num_kv_shared_layers attention_k_eq_v"
 ).split()

@@ -226,7 +226,7 @@ void accumulate(const PromptOperand& v, const PromptBlock& block, const PromptRo
                           : accumulate_rows<false>(v, block, job, rescale, acc);
 }
 
-// The same for blocks of up to 64 keys, where only one of K and V is in 16 bits, or a latent is
+// Below: blocks of up to 64 keys, where only one of K and V is in 16 bits, or a latent is
 // both: rows stay in 32 bits between the phases.
 
 PromptBlock block_of(const uint8_t* rows, size_t stride, uint32_t begin, uint32_t end,
