@@ -31,9 +31,8 @@ inline uint32_t to_integer(float x) { return __float_as_uint(__fadd_rz(x, 838860
 
 // The new fixed-point scale of a row whose largest weight is `max_weight`, when the reference rose
 // by `shift` bits or a weight does not fit into 16 bits. Returns how far sums must be shifted.
-// kGrowth: bits that weights may grow before the scale must follow.
-template <int32_t kGrowth = 4>
 inline uint32_t rescale_weights(FixedPoint& row, float max_weight, uint32_t shift) {
+  constexpr int32_t kGrowth = 3;  // bits that weights may grow before the scale must follow
   if (max_weight == -minus_infinity() && !is_nan(row.scale)) {
     if (row.scale != 0) shift = 512;
     row.scale = 0;

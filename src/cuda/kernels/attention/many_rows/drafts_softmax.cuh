@@ -183,7 +183,7 @@ class DraftSums {
     const bool unknown = (__ballot_sync(kAll, known ? 0 : 1) & row_lanes()) != 0;
     if (!raises) return;
     // A stage has so many keys that few of later ones have much larger weights.
-    shift = rescale_weights<3>(fixed_, max_weight, shift);
+    shift = rescale_weights(fixed_, max_weight, shift);
     if (unknown) fixed_.scale = __uint_as_float(0x7FC00000u);
     if (shift != 0 && held) rescale_sums(shift);
   }
