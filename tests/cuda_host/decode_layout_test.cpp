@@ -7,7 +7,7 @@
 #include "cuda/kernels/attention/decode/paged_layout.cuh"
 #include "cuda_host/cuda_host.h"
 // After cuda_host.h
-#include "cuda/kernels/attention/decode/key_tile.cuh"
+#include "cuda/kernels/attention/decode/key_reader.cuh"
 
 namespace gyre::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory and barriers of a block, and of a cluster, by PTX.
-#include "cuda/kernels/warp.cuh"
+// Shared memory of a block and of a cluster, copies to it, and barriers, by PTX.
+#include "abi/types.h"
 
 namespace gyre::cuda {
 
@@ -58,6 +58,47 @@ inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   }
+}
+
+// Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
+inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(row)
+               : "memory");
+}
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
+  ldmatrix_transposed(a, shared_address(row));
+}
+inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(row)
+               : "memory");
+}
+// Absent bytes become zeros; `from` is not read then. The L2 fetches 128 bytes: scales alone are
+// 64, and DRAM serves many such requests slowly.
+template <uint32_t kBytes>
+inline void copy_async(SharedAddress to, const void* from, bool present) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(present ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from),
+                 "r"(present ? kBytes : 0), "n"(kBytes)
+                 : "memory");
+  }
+}
+inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <uint32_t kLeft>
+inline void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+// As arrive(), when the copies that the thread has begun are there.
+inline void arrive_when_copied(PhaseBarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 // Copies that one thread issues, by 16 bytes: the barrier's phase is complete when all bytes that
@@ -157,7 +198,7 @@ inline void wait_for_transactions(const TransactionBarrier*) {}
 // kCount neighbouring warps synchronize. Barrier 0 is __syncthreads.
 template <uint32_t kCount>
 inline void sync_named_barrier(uint32_t group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * kWarp) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kCount * 32) : "memory");
 }
 
 }  // namespace gyre::cuda

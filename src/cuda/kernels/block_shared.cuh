@@ -1,6 +1,7 @@
 #pragma once
 // What the threads of a block, and of a cluster, share: memory and barriers.
 #include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 

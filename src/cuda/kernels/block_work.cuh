@@ -2,11 +2,7 @@
 // How much work a block takes: plain functions of params, for kernels and for those who launch
 // them.
 #include "abi/bytes_copy.h"
-#include "abi/kv_codec.h"
-#include "abi/kv_copy.h"
-#include "abi/rope.h"
 #include "abi/rope_append.h"
-#include "abi/write.h"
 
 namespace gyre::cuda {
 

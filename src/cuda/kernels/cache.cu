@@ -4,6 +4,7 @@
 #include "abi/words_write.h"
 #include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

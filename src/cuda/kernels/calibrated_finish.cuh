@@ -2,6 +2,7 @@
 // From the targets of a scale block to its codes and scale, by a warp: steps 7 and 8 of
 // docs/kv_formats.md, "Calibrated rows". Coordinate i is lane i % 32's, as the chains of sums have
 // it.
+#include "abi/kv_feedback.h"
 #include "cuda/kernels/calibrated_levels.cuh"
 
 namespace gyre::cuda {

@@ -1,7 +1,6 @@
 #pragma once
 // Levels, codes and sums of calibrated rows (docs/kv_formats.md, "Calibrated rows"), and what a
 // calibration says about a head.
-#include "abi/kv_feedback.h"
 #include "cuda/kernels/encode.cuh"
 #include "cuda/kernels/global_memory.cuh"
 

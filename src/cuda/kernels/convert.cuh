@@ -2,6 +2,7 @@
 // f32, f16 and bf16. The bits are those of gyre/dtype.h: nearest, ties to even, one NaN for each
 // narrow type; f16 to f32 keeps a NaN's sign and payload and makes it quiet.
 #include "cuda/kernels/float16_instructions.cuh"
+#include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {
 
@@ -78,10 +79,6 @@ struct Convert<T, T> {
 
 inline int ceil_to_int(float x) { return __float2int_ru(x); }
 
-__device__ inline bool is_aligned(const void* at, uint32_t bytes) {
-  return (reinterpret_cast<uint64_t>(at) & (bytes - 1)) == 0;
-}
-
 // kCount elements as they lie in memory, by words where they are aligned.
 template <class T, uint32_t kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
@@ -136,6 +133,15 @@ template <class A, class B>
 inline constexpr bool is_same_type = false;
 template <class A>
 inline constexpr bool is_same_type<A, A> = true;
+
+template <bool kFirst, class A, class B>
+struct Choose {
+  using type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using type = B;
+};
 
 // Elements that stay in the words they were loaded in. A pack that comes from one of two loads is
 // kept element by element, in as many registers.

@@ -1,7 +1,7 @@
 #pragma once
-// A row of floats to a row of other floats, by some lanes.
-#include "cuda/kernels/block_work.cuh"
+// Rows of floats: to a row of other floats by some lanes, and from or to registers.
 #include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/rotation.cuh"
 
 namespace gyre::cuda {
 
@@ -13,6 +13,28 @@ __device__ void copy_row(const Source* from, Target* to, uint32_t head_dim, uint
     copy_elements<Source, Target, kChunk>(from + c * kChunk, to + c * kChunk);
   for (uint32_t i = chunks * kChunk + lane; i < head_dim; i += lanes)
     copy_elements<Source, Target, 1>(from + i, to + i);
+}
+
+// A row as RowPlace has it, from memory and to it.
+template <class T, uint32_t kSlots>
+__device__ void load_row(const RowPlace<kSlots>& at, const T* row, float (&y)[kSlots][kChunk]) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (at.active(s)) {
+      load_floats(row + at.begin(s), y[s]);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kChunk; ++i) y[s][i] = 0.0f;
+    }
+  }
+}
+
+template <class T, uint32_t kSlots>
+__device__ void store_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk], T* row) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSlots; ++s) {
+    if (at.active(s)) store_floats(y[s], row + at.begin(s));
+  }
 }
 
 template <uint32_t kFormat>

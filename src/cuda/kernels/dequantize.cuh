@@ -2,7 +2,6 @@
 // From stored bytes to a row of rotated coordinates in registers.
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
-#include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/encode.cuh"
 #include "cuda/kernels/mlx_native.cuh"
 

@@ -2,6 +2,7 @@
 // From a row in registers to codes and scales of a native format. The order of every f32 operation
 // is docs/kv_formats.md's; only reductions that do not depend on an order (largest, integers) take
 // their own.
+#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/rotation.cuh"
 
 namespace gyre::cuda {

@@ -4,11 +4,12 @@
 // thread's, a slab of columns at a time: what earlier coordinates add to a slab is a matrix product
 // again. Sums are in the order of docs/kv_formats.md. Products are bound by what shared memory and
 // the L1 return, so a thread has 4 x 4 of their sums.
+#include "cuda/kernels/block_instructions.cuh"
 #include "cuda/kernels/calibrated_finish.cuh"
+#include "cuda/kernels/dense_row.cuh"
 #include "cuda/kernels/encode_work.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 #include "cuda/kernels/matrix.cuh"
-#include "cuda/kernels/ptx.cuh"
-#include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Access to global memory: pointers, and programmatic dependent launch (PDL), which says when it
 // may be touched.
-#include "cuda/kernels/kernel_args.cuh"
+#include "abi/types.h"
 
 namespace gyre::cuda {
 

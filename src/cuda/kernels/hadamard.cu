@@ -4,8 +4,11 @@
 // thread's. Every byte is read and written once.
 #include "abi/hadamard.h"
 #include "abi/kv_codec.h"
+#include "cuda/kernels/attention/common/rotate_row.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/dense_row.cuh"
 #include "cuda/kernels/global_memory.cuh"
-#include "cuda/kernels/tile.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

@@ -1,9 +1,9 @@
 #pragma once
-// PTX instructions without a C++ name: MMA, cp.async, byte permutes, and barriers for the compiler.
-// Fragments as in the PTX manual, with g = lane / 4 and j = lane % 4: of A (16 x k) a lane has rows
-// g and g + 8, of B (k x 8) column g, of C (16 x 8) rows g and g + 8, columns 2j and 2j + 1.
-#include "cuda/kernels/block_shared.cuh"
-#include "cuda/kernels/convert.cuh"
+// PTX instructions without a C++ name: MMA, byte permutes, access to global memory, and barriers
+// for the compiler. block_instructions.cuh has those of shared memory. Fragments as in the PTX
+// manual, with g = lane / 4 and j = lane % 4: of A (16 x k) a lane has rows g and g + 8, of B (k x
+// 8) column g, of C (16 x 8) rows g and g + 8, columns 2j and 2j + 1.
+#include "abi/types.h"
 
 namespace gyre::cuda {
 
@@ -30,36 +30,6 @@ inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Four 8 x 8 matrices of 16 bits, transposed; lanes 8 m to 8 m + 7 name the rows of matrix m.
-inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(row)
-               : "memory");
-}
-inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
-  ldmatrix_transposed(a, shared_address(row));
-}
-inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(row)
-               : "memory");
-}
-// Absent bytes become zeros; `from` is not read then. The L2 fetches 128 bytes: scales alone are
-// 64, and DRAM serves many such requests slowly.
-template <uint32_t kBytes>
-inline void copy_async(SharedAddress to, const void* from, bool present) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(present ? 16 : 0)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from),
-                 "r"(present ? kBytes : 0), "n"(kBytes)
-                 : "memory");
-  }
 }
 // PRMT: bytes of b and a by the four low nibbles of `select`. A nibble with its top bit set
 // replicates the sign of the byte instead, which __byte_perm does not promise.
@@ -95,16 +65,6 @@ inline uint32_t inverted_upper(uint32_t x) {
   asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0xFF00), "r"(-1));
   return y;
 }
-inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <uint32_t kLeft>
-inline void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-// As arrive(), when the copies that the thread has begun are there.
-inline void arrive_when_copied(PhaseBarrier* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-}
 // Optimization barrier: the compiler loses what it knows about x. It would spend minutes on how
 // addresses follow from nested minima.
 inline uint32_t optimization_barrier(uint32_t x) {
@@ -114,9 +74,7 @@ inline uint32_t optimization_barrier(uint32_t x) {
 // Pins x in a register: the compiler would rematerialize constants and addresses at every use. A
 // shuffle from the lane itself is opaque to it.
 inline uint32_t pin(uint32_t x) {
-  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;"
-               : "+r"(x)
-               : "r"(threadIdx.x % kWarp));
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(x) : "r"(threadIdx.x % 32));
   return x;
 }
 // Code-motion barrier: nothing that depends on x is computed before this place.

@@ -6,6 +6,7 @@
 #include "cuda/kernels/block_work.cuh"
 #include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

@@ -3,8 +3,10 @@
 // once.
 #include "abi/kv_codec.h"
 #include "abi/kv_dequantize.h"
+#include "cuda/kernels/dense_row.cuh"
 #include "cuda/kernels/dequantize.cuh"
 #include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

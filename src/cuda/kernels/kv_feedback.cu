@@ -4,7 +4,6 @@
 // one gain while further threads make p. With many: encode_tile.cuh.
 #include "cuda/kernels/encode_tile.cuh"
 #include "cuda/kernels/feedback.cuh"
-#include "cuda/kernels/matrix.cuh"
 
 namespace gyre::cuda {
 

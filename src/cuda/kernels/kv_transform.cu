@@ -2,11 +2,11 @@
 // heads and of several tokens: they share the matrix. Many rows lie in shared memory, coordinate by
 // coordinate, so that the rows of a thread are one wide load; few lie there row by row, beside
 // stages of the matrix. Every byte of x and out is moved once.
-#include "cuda/kernels/block_work.cuh"
+#include "cuda/kernels/block_instructions.cuh"
 #include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/encode_work.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 #include "cuda/kernels/matrix.cuh"
-#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

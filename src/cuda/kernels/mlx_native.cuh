@@ -1,6 +1,7 @@
 #pragma once
 // The mlx-native formats: what mlx-native writes, to the bit.
 #include "cuda/kernels/attention/common/unpack.cuh"
+#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/rotation.cuh"
 
 namespace gyre::cuda {

@@ -1,5 +1,6 @@
 #pragma once
 // What kernels make of the instructions without a C++ name.
+#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/instructions.cuh"
 
 namespace gyre::cuda {

@@ -4,8 +4,8 @@
 // its tokens once, for all their heads.
 #include "abi/angles.h"
 #include "cuda/kernels/block_work.cuh"
-#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

@@ -4,6 +4,7 @@
 // memory, in the dtype that rope would leave it in, and is then stored as any other is. Every byte
 // of q, k and v is read once (with the norm twice).
 #include "abi/rope_append.h"
+#include "cuda/kernels/rope_block.cuh"
 #include "cuda/kernels/rotated_rows.cuh"
 #include "cuda/kernels/write_rows.cuh"
 

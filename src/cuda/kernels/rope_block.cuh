@@ -1,7 +1,8 @@
 #pragma once
 // rope by a block of 256 threads: it asks for the first runs of its rows, makes the sines and
 // cosines of its tokens while they come, and puts these into shared memory for all heads.
-#include "cuda/kernels/block_shared.cuh"
+#include "cuda/kernels/attention/common/rotate_row.cuh"
+#include "cuda/kernels/block_instructions.cuh"
 #include "cuda/kernels/rope_rows.cuh"
 
 namespace gyre::cuda {

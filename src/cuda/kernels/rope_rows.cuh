@@ -2,7 +2,7 @@
 // Rotating (and normalising) rows: one or two heads of a token by some lanes of a warp, each with
 // runs of 16 bytes of u and of v.
 #include "abi/rope.h"
-#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/rope_angles.cuh"
 
 namespace gyre::cuda {

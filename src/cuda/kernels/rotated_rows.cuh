@@ -1,7 +1,8 @@
 #pragma once
 // A row of K on its way to a cache: the warp that will store it rotates it into shared memory, in
 // the dtype that rope would leave it in.
-#include "cuda/kernels/rope_block.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/rope_rows.cuh"
 
 namespace gyre::cuda {
 

@@ -5,7 +5,6 @@
 // of the warp must take part. Sums and differences are those of docs/kv_formats.md, one by one.
 #include "abi/kv_codec.h"
 #include "cuda/kernels/block_work.cuh"
-#include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 
@@ -159,27 +158,6 @@ __device__ void scale_transformed(const RowPlace<kSlots>& at, float (&y)[kSlots]
     const float factor = __fdiv_rn(1.0f, __fsqrt_rn(static_cast<float>(at.size[s])));
 #pragma unroll
     for (uint32_t i = 0; i < kChunk; ++i) y[s][i] *= factor;
-  }
-}
-
-template <class T, uint32_t kSlots>
-__device__ void load_row(const RowPlace<kSlots>& at, const T* row, float (&y)[kSlots][kChunk]) {
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) {
-    if (at.active(s)) {
-      load_floats(row + at.begin(s), y[s]);
-    } else {
-#pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) y[s][i] = 0.0f;
-    }
-  }
-}
-
-template <class T, uint32_t kSlots>
-__device__ void store_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][kChunk], T* row) {
-#pragma unroll
-  for (uint32_t s = 0; s < kSlots; ++s) {
-    if (at.active(s)) store_floats(y[s], row + at.begin(s));
   }
 }
 

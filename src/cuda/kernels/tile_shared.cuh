@@ -1,10 +1,8 @@
 #pragma once
 // Where the rows of a block's tiles meet: codes, a byte each, and scales in shared memory.
-#include "abi/kv_codec.h"
 #include "abi/kv_feedback.h"
+#include "cuda/kernels/dense_row.cuh"
 #include "cuda/kernels/encode.cuh"
-#include "cuda/kernels/tile_address.cuh"
-#include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {
 
@@ -73,16 +71,8 @@ template <class Row>
 inline constexpr bool is_calibrated_row = is_same_type<Row, PlainRow<CalibratedRow>>;
 
 // Source of a stream, 0 K or 1 V, if those in the mask kCalibrated are calibrated rows.
-template <class Source, bool kIsCalibrated>
-struct SourceType {
-  using Type = Source;
-};
-template <class Source>
-struct SourceType<Source, true> {
-  using Type = CalibratedRow;
-};
 template <class Source, uint32_t kCalibrated, uint32_t kStream>
-using SourceOf = typename SourceType<Source, (kCalibrated >> kStream & 1) != 0>::Type;
+using SourceOf = typename Choose<(kCalibrated >> kStream & 1) != 0, CalibratedRow, Source>::type;
 
 // Codes and scales of a row, or of part of one of `row_slots` slots, to shared memory.
 template <uint32_t kSlots>

@@ -4,6 +4,7 @@
 // and five are registers. Every lane of the warp takes part. Codes meet in the warp's own shared
 // memory. Sums and products are those of encode.cuh, in the same order.
 #include "cuda/kernels/pack.cuh"
+#include "cuda/kernels/tile_address.cuh"
 #include "cuda/kernels/tile_shared.cuh"
 
 namespace gyre::cuda {

@@ -1,8 +1,12 @@
 #pragma once
 // 32-bit words from and to addresses of any alignment, as wide as it allows.
-#include "cuda/kernels/convert.cuh"
+#include "abi/types.h"
 
 namespace gyre::cuda {
+
+__device__ inline bool is_aligned(const void* at, uint32_t bytes) {
+  return (reinterpret_cast<uint64_t>(at) & (bytes - 1)) == 0;
+}
 
 // Says that an address is a multiple of 16: what is asked about it further on is decided.
 __device__ inline uint8_t* assume_wide(uint8_t* at) {
@@ -57,6 +61,23 @@ __device__ void store_words(const uint32_t (&words)[kWords], uint8_t* to) {
 #pragma unroll
     for (uint32_t i = 0; i < 4 * kWords; ++i)
       to[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+  }
+}
+
+// From shared memory, at a multiple of as many bytes.
+template <uint32_t kWords>
+inline void load_shared_words(const unsigned char* from, uint32_t* w) {
+  if constexpr (kWords >= 4) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWords / 4; ++i) {
+      const uint4 x = reinterpret_cast<const uint4*>(from)[i];
+      w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
+    }
+  } else if constexpr (kWords == 2) {
+    const uint2 x = *reinterpret_cast<const uint2*>(from);
+    w[0] = x.x, w[1] = x.y;
+  } else if constexpr (kWords == 1) {
+    w[0] = *reinterpret_cast<const uint32_t*>(from);
   }
 }
 

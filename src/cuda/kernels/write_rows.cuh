@@ -4,6 +4,7 @@
 // read before pdl_wait where EarlyBits::early allows it. Where is abi::KvState, a cache's state in
 // device memory, or the type of a list's slots.
 #include "abi/write.h"
+#include "cuda/kernels/kernel_args.cuh"
 #include "cuda/kernels/slots.cuh"
 #include "cuda/kernels/store_quads.cuh"
 

@@ -5,7 +5,7 @@
 // in device memory; or the type of a list's slots. Heads come before tiles: a token's heads usually
 // lie together in memory.
 #include "abi/write.h"
-#include "cuda/kernels/dense_row.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 #include "cuda/kernels/slots.cuh"
 #include "cuda/kernels/tile.cuh"
 #include "cuda/kernels/warp_tile.cuh"

@@ -5,6 +5,10 @@
 #include "abi/attention.h"
 #include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

@@ -3,8 +3,7 @@
 // the runs of the share, in the order of sequence, KV head, row group and key.
 #include "abi/attention_bounds.h"
 #include "abi/attention_schedule.h"
-#include "cuda/kernels/attention/common/block_scan.cuh"
-#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/attention/common/row_tile_batch.cuh"
 
 namespace gyre::cuda {
 

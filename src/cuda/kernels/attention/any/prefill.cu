@@ -6,9 +6,12 @@
 // coordinates. MMAs: int8 levels by 16-bit queries (K), f16 levels by f16 weights (V), f16 and bf16
 // with hi and lo parts where one is not exact enough; f32 and mlx-native's formats in f32.
 // Bytes moved: the split's K and V once per 16 rows, q, and head_dim + 2 floats per row.
+#include "cuda/kernels/attention/any/prefill_layout.cuh"
 #include "cuda/kernels/attention/any/prefill_load.cuh"
+#include "cuda/kernels/attention/any/prefill_problem.cuh"
 #include "cuda/kernels/attention/any/prefill_pv.cuh"
 #include "cuda/kernels/attention/any/prefill_qk.cuh"
+#include "cuda/kernels/attention/any/prefill_softmax.cuh"
 #include "cuda/kernels/attention/common/row_output.cuh"
 #include "cuda/kernels/attention/common/row_tile_batch.cuh"
 

@@ -1,6 +1,7 @@
 #pragma once
 // Prefill attention: how a block uses its warps and its shared memory. The host asks for the bytes;
 // the kernel, which is told only how many it got, computes the same layout.
+#include "abi/attention.h"
 #include "cuda/kernels/attention/common/formats.cuh"
 
 namespace gyre::cuda {

@@ -2,6 +2,8 @@
 // Prefill attention of any shape: what a block works on, up to 16 rows of one KV head.
 #include "cuda/kernels/attention/any/prefill_layout.cuh"
 #include "cuda/kernels/attention/common/row_tile.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/block_instructions.cuh"
 
 namespace gyre::cuda {
 

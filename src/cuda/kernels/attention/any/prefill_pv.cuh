@@ -3,7 +3,9 @@
 // weights fill B. A warp owns every warps-th tile of coordinates for all keys: nothing is added up
 // between warps.
 #include "cuda/kernels/attention/any/prefill_softmax.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
 #include "cuda/kernels/attention/common/value_pair.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

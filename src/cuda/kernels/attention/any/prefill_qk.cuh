@@ -5,6 +5,8 @@
 #include "cuda/kernels/attention/any/prefill_problem.cuh"
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/rotate_row.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

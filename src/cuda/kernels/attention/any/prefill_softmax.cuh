@@ -3,6 +3,7 @@
 // times scale; all weights are f16 below 2^15 and a factor, bf16 with hi and lo parts over bf16.
 #include "cuda/kernels/attention/any/prefill_problem.cuh"
 #include "cuda/kernels/attention/common/unpack.cuh"
+#include "cuda/kernels/convert.cuh"
 
 namespace gyre::cuda {
 

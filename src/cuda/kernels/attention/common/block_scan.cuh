@@ -1,6 +1,6 @@
 #pragma once
 // A prefix sum over the threads of a block.
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Weights of V over levels as 16-bit integers in fixed point: their scale, and when it follows a
 // reference that rises.
-#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/common/float_bits.cuh"
 
 namespace gyre::cuda {
 

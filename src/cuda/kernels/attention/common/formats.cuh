@@ -1,7 +1,7 @@
 #pragma once
 // Formats of K and V as kernels count them, sizes in shared memory that depend on them, and where
 // scratch begins. Constants, for the host and the kernels alike.
-#include "abi/attention.h"
+#include "abi/kv_codec.h"
 
 namespace gyre::cuda {
 

@@ -4,13 +4,6 @@
 
 namespace gyre::cuda {
 
-// The coordinate of K, of levels, that lane j has in operand place 0 to 7 of a step.
-template <uint32_t kK>
-inline uint32_t key_coordinate(uint32_t step, uint32_t j, uint32_t place) {
-  const KeyPlace of = key_place<kK>(step, place);
-  return of.word * abi::kv_group(abi::kv_low_bits(kK)) + 4 * j + of.byte + 16 * of.part;
-}
-
 // A step's codes of one key, for a head_dim that every plane of K has whole groups of. Loaded apart
 // from unpacking, so that several loads may be on their way.
 template <uint32_t kK>

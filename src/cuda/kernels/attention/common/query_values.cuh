@@ -1,6 +1,6 @@
 #pragma once
 // What all kernels do with queries over levels: the factor of a rotation, and integers as bytes.
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/instructions.cuh"
 
 namespace gyre::cuda {
 

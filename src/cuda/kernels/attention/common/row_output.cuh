@@ -1,7 +1,8 @@
 #pragma once
 // A row of attention to global memory.
 #include "cuda/kernels/attention/common/row_tile.cuh"
-#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
 
 namespace gyre::cuda {
 

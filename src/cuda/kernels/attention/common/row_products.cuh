@@ -3,6 +3,7 @@
 // Operands and sums lie alike for both. On a Hopper a product is only begun here, and ends at
 // wait_for_product. T has a variant's constants: ManyRows, LatentTraits.
 #include "cuda/kernels/attention/common/wgmma.cuh"
+#include "cuda/kernels/instructions.cuh"
 
 namespace gyre::cuda {
 

@@ -4,8 +4,8 @@
 #include "abi/attention.h"
 #include "abi/attention_bounds.h"
 #include "abi/kv_walk.h"
-#include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

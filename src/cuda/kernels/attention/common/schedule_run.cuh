@@ -3,7 +3,8 @@
 #include "abi/attention_bounds.h"
 #include "abi/attention_schedule.h"
 #include "cuda/kernels/global_memory.cuh"
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/instructions.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

@@ -1,21 +1,12 @@
 #pragma once
 // The online softmax in base 2: a row's state and its merge, and the end of a row.
-#include "cuda/kernels/convert.cuh"
-#include "cuda/kernels/global_memory.cuh"
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/attention/common/float_bits.cuh"
+#include "cuda/kernels/instructions.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
-constexpr float kLowest = -3.402823466e38f;
-
-inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
-inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
-inline bool is_nan(float x) { return (__float_as_uint(x) & 0x7FFFFFFFu) > 0x7F800000u; }
-
-// The dot product of a query's hi parts with a key, plus that of its lo parts. An infinite key
-// makes NaN of the latter: it is dropped then.
-inline float add_lo(float hi, float lo) { return fabsf(lo) < -minus_infinity() ? hi + lo : hi; }
 
 // cap tanh(x / cap); two terms of the series where 1 - e cancels.
 inline float soft_cap(float x, float cap) {
@@ -91,16 +82,6 @@ struct SoftmaxState {
   }
 };
 
-// 2^n for n from -126 to 127, and x 2^n for n within twice that.
-inline float power_of_two(int32_t n) { return __int_as_float((n + 127) << 23); }
-inline float times_power(float x, int32_t n) {
-  return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
-}
-// The exponent of a number that is finite and not 0, to within one for subnormal ones.
-inline int32_t exponent_of(float x) {
-  return static_cast<int32_t>(__float_as_uint(x) >> 23 & 255) - 127;
-}
-
 // The sink's logit of a head, if there are sink logits. Loaded in a way that the compiler does not
 // know: it would spend minutes on aliases.
 inline float sink_logit(uint64_t sink_logits, uint64_t head) {
@@ -127,40 +108,6 @@ inline float finish_row(SoftmaxState& state, float sink) {
 
 inline float log_sum_exp(const SoftmaxState& state) {
   return state.sum == 0 ? minus_infinity() : (state.max + log2f(state.sum)) * kLn2;
-}
-
-// dtypes are those of gyre/dtype.h: f32, f16, bf16. Selects instead of branches: a branch would
-// wait for the load.
-inline float as_float(uint32_t bits, uint32_t dtype) {
-  const float f16 = widen(Half{static_cast<uint16_t>(bits)});
-  const float bf16 = widen(BFloat16{static_cast<uint16_t>(bits)});
-  return dtype == 0 ? __uint_as_float(bits) : (dtype == 1 ? f16 : bf16);
-}
-inline float load_as_float(uint64_t row, uint32_t dtype, uint32_t index) {
-  return as_float(load_bits(row, index, dtype == 0), dtype);
-}
-inline void store_float(uint64_t row, uint32_t dtype, uint32_t index, float value) {
-  if (dtype == 0) {
-    reinterpret_cast<float*>(row)[index] = value;
-  } else if (dtype == 1) {
-    reinterpret_cast<Half*>(row)[index] = from_float<Half>(value);
-  } else {
-    reinterpret_cast<BFloat16*>(row)[index] = from_float<BFloat16>(value);
-  }
-}
-// Elements kApart from each other: one branch for all of them.
-template <uint32_t kCount, uint32_t kApart>
-inline void store_floats(uint64_t row, uint32_t dtype, uint32_t index, const float (&x)[kCount]) {
-  if (dtype == 0) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) pointer<float>(row)[index + i * kApart] = x[i];
-    return;
-  }
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) {
-    const uint16_t f16 = from_float<Half>(x[i]).bits, bf16 = from_float<BFloat16>(x[i]).bits;
-    pointer<uint16_t>(row)[index + i * kApart] = dtype == 1 ? f16 : bf16;
-  }
 }
 
 // Largest of a row's eight lanes, of several rows at once: their shuffles overlap.

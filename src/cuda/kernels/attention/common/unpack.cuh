@@ -5,7 +5,7 @@
 #include "abi/kv_codec.h"
 #include "abi/kv_layout.h"
 #include "abi/kv_mlx_native.h"
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/instructions.cuh"
 #include "cuda/kernels/words.cuh"
 
 namespace gyre::cuda {
@@ -120,6 +120,13 @@ constexpr KeyPlace key_place(uint32_t step, uint32_t place) {
   if (kFormat == abi::kTq4) return {step, place / 2, place % 2};
   if (abi::kv_low_bits(kFormat) == 2) return {step / 2, place / 2, place % 2 * 2 + step % 2};
   return {step, place % 4, place / 4};
+}
+
+// The coordinate of K, of levels, that lane j has in operand place 0 to 7 of a step.
+template <uint32_t kK>
+inline uint32_t key_coordinate(uint32_t step, uint32_t j, uint32_t place) {
+  const KeyPlace of = key_place<kK>(step, place);
+  return of.word * abi::kv_group(abi::kv_low_bits(kK)) + 4 * j + of.byte + 16 * of.part;
 }
 
 // The word of the first plane that holds a step's codes; tq8: the first of two.

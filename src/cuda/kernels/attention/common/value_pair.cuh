@@ -1,6 +1,6 @@
 #pragma once
 // Values in shared memory, as they are stored.
-#include "cuda/kernels/attention/common/unpack.cuh"
+#include "abi/kv_codec.h"
 
 namespace gyre::cuda {
 

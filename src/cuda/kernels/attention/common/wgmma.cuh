@@ -1,7 +1,8 @@
 #pragma once
 // wgmma of Hopper GPUs: 64 rows of a warpgroup by operands in shared memory. Sums lie as those of
 // mma.m16n8: warp w has rows 16 w to 16 w + 15, tile t of columns is d[t].
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/warp.cuh"
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GYRE_WGMMA 1
 #endif

@@ -5,8 +5,14 @@
 // through DSMEM, or the last block to write a row's partial merges all of them.
 // Bytes moved: the split's K and V once, q, and head_dim + 2 floats per row and split or pair of
 // splits. docs/attention.md draws a block.
+#include "cuda/kernels/attention/decode/block_state.cuh"
+#include "cuda/kernels/attention/decode/decode_layout.cuh"
 #include "cuda/kernels/attention/decode/decode_loop.cuh"
 #include "cuda/kernels/attention/decode/decode_paged.cuh"
+#include "cuda/kernels/attention/decode/kv_load.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/attention/decode/reduce.cuh"
+#include "cuda/kernels/attention/decode/row_target.cuh"
 
 namespace gyre::cuda {
 

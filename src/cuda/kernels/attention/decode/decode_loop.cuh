@@ -1,8 +1,11 @@
 #pragma once
 // Decode attention: what a block does with its queries before the keys come, and a warp with each
 // stage of keys.
-#include "cuda/kernels/attention/decode/kv_load.cuh"
-#include "cuda/kernels/attention/decode/reduce.cuh"
+#include "cuda/kernels/attention/decode/block_state.cuh"
+#include "cuda/kernels/attention/decode/pv.cuh"
+#include "cuda/kernels/attention/decode/qk.cuh"
+#include "cuda/kernels/attention/decode/query.cuh"
+#include "cuda/kernels/attention/decode/weights.cuh"
 
 namespace gyre::cuda {
 

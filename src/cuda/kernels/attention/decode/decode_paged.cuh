@@ -6,8 +6,9 @@
 // where a work item's groups lie in several blocks: the last block to arrive merges those.
 // Bytes moved: K and V once, q, and one state for each group of a work item in several blocks.
 #include "cuda/kernels/attention/decode/decode_loop.cuh"
-#include "cuda/kernels/attention/decode/fold_groups.cuh"
 #include "cuda/kernels/attention/decode/paged_load.cuh"
+#include "cuda/kernels/attention/decode/split_fold.cuh"
+#include "cuda/kernels/block_shared.cuh"
 
 namespace gyre::cuda {
 

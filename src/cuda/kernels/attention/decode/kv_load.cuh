@@ -2,6 +2,8 @@
 // Decode attention: K and V of a stage from global to shared memory by cp.async, 16 bytes at a
 // time. A warp has a ring of stages of its own.
 #include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

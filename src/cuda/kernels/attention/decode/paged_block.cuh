@@ -1,7 +1,9 @@
 #pragma once
 // Decode attention over pages: what the warps of a block share beside their rings.
 #include "cuda/kernels/attention/common/schedule_run.cuh"
-#include "cuda/kernels/attention/decode/split_fold.cuh"
+#include "cuda/kernels/attention/decode/paged_layout.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/block_instructions.cuh"
 
 namespace gyre::cuda {
 
@@ -76,26 +78,6 @@ inline DecodeWalk split_walk(uint32_t skip, uint32_t count, uint32_t stage_keys)
   w.end_b = w.tiles_a * abi::kKvTile;
   w.starts_a = count < stage_keys ? 0 : count - stage_keys + 1;
   return w;
-}
-
-// Where a row's result goes.
-template <class Traits>
-inline RowTarget item_row_target(const abi::AttentionParams& p, const abi::AttentionRun& run,
-                                 const Args& args, uint32_t r) {
-  const uint32_t row = run.first_row + r, token_of = row / p.group;
-  const uint64_t token = uint64_t{run.first_token} + token_of;
-  const uint64_t head = uint64_t{run.kv_head} * p.group + (row - token_of * p.group);
-  RowTarget target = {};
-  if (p.partial == abi::kAttentionStates) {
-    target.out = args.at[arg_out] + (token * p.heads + head) * (Traits::kValueDim + 2) * 4;
-    return target;
-  }
-  target.out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
-  target.out_dtype = p.out_dtype;
-  if (args.at[arg_lse] != 0)
-    target.lse = args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride;
-  if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + head * 4;
-  return target;
 }
 
 }  // namespace gyre::cuda

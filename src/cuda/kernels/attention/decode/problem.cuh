@@ -7,20 +7,12 @@
 #include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/decode/decode_layout.cuh"
 #include "cuda/kernels/global_memory.cuh"
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/kernel_args.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 
 using enum abi::AttentionArg;
-
-template <bool kFirst, class A, class B>
-struct Choose {
-  using type = A;
-};
-template <class A, class B>
-struct Choose<false, A, B> {
-  using type = B;
-};
 
 template <uint32_t kFormatK, uint32_t kFormatV, uint32_t kHeadDim, uint32_t kRowCount,
           uint32_t kClusterSize, uint32_t kHeadDimV>
@@ -90,6 +82,32 @@ struct DecodeTraits {
     return at;
   }
 };
+
+// How rows and keys are spread over a warp's lanes. MMAs with levels leave rows 4 i + j and
+// neighbouring keys in a lane, those with 16-bit floats rows 8 i + g and keys 8 t + 2 j, + 1.
+template <class Traits, bool kLevels>
+struct Spread {
+  static constexpr uint32_t kCount = Traits::kRows / 4, kKeys = Traits::kLaneKeys;
+  using Scores = float[kCount][kKeys];
+  static uint32_t row(uint32_t i) { return 4 * i + threadIdx.x % 4; }
+  static uint32_t key(uint32_t i) {
+    constexpr uint32_t kAdjacent = Traits::kAdjacentKeys;
+    return i / kAdjacent * 32 + threadIdx.x % kWarp / 4 * kAdjacent + i % kAdjacent;
+  }
+  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key]; }
+};
+template <class Traits>
+struct Spread<Traits, false> {
+  static constexpr uint32_t kCount = row_tiles(Traits::kRows), kKeys = Traits::kTiles * 2;
+  using Scores = float[kCount][Traits::kTiles][2];
+  static uint32_t row(uint32_t i) { return 8 * i + threadIdx.x % kWarp / 4; }
+  static uint32_t key(uint32_t i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key / 2][key % 2]; }
+};
+template <class Traits>
+using SpreadK = Spread<Traits, Traits::kLevelsK>;
+template <class Traits>
+using SpreadV = Spread<Traits, Traits::kLevelsV>;
 
 // Read from one lane: the compiler then knows that the number is warp-uniform.
 inline uint32_t warp_index() { return __shfl_sync(kAll, threadIdx.x / kWarp, 0); }
@@ -206,6 +224,16 @@ inline MaskRow mask_row(const DecodeProblem& problem, uint64_t alibi_slopes, uin
           static_cast<float>(first - position), static_cast<uint32_t>(b.begin - first),
           static_cast<uint32_t>(b.end - first)};
 }
+
+// Addresses of a row's result, computed early: kernel parameters are slow to read at the end. A
+// partial call writes {values, max, sum} [split][row] to `out`. In a merged call every cluster
+// writes a partial: values [row][cluster], then {max, sum} [row][cluster]; rows are all of the
+// call's.
+struct RowTarget {
+  uint64_t values, states, counter;  // of a merged call
+  uint64_t out, lse, sink;           // 0: not wanted, or there is none
+  uint32_t out_dtype;
+};
 
 // Bits that are never set, of an address that is a multiple of this many bytes, and of a walk over
 // less than 2^31 slots: see decode.cu.

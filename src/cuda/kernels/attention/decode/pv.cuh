@@ -2,7 +2,10 @@
 // Decode attention: the weighted sum of V. V is the A operand, coordinates by keys, weights fill B.
 // Over levels each weight byte has a column of its own, and sums stay integers. Over 16-bit V a
 // lane already holds the weights of the keys that its B fragment names.
-#include "cuda/kernels/attention/decode/weights.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/attention/decode/sums.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 
@@ -54,9 +57,6 @@ inline void add_levels(const LevelTable& table, const unsigned char* low, const 
     }
   }
 }
-
-// Probabilities over f16 V, at most 2^kFarAbove, are scaled up: small ones stay normal f16.
-constexpr int32_t kProbabilityUp = 7;
 
 template <class T>
 inline uint32_t pack_two(float a, float b) {

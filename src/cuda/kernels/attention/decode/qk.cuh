@@ -2,35 +2,14 @@
 // Decode attention: the scores of a stage. Over levels, keys are the A operand, 16 at a time, and
 // four queries fill B, each as two byte columns. Over 16-bit keys, queries are the A operand and
 // keys fill B.
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/decode/key_reader.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
 #include "cuda/kernels/attention/decode/query_operands.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
-
-// How rows and keys are spread over a warp's lanes. MMAs with levels leave rows 4 i + j and
-// neighbouring keys in a lane, those with 16-bit floats rows 8 i + g and keys 8 t + 2 j, + 1.
-template <class Traits, bool kLevels>
-struct Spread {
-  static constexpr uint32_t kCount = Traits::kRows / 4, kKeys = Traits::kLaneKeys;
-  using Scores = float[kCount][kKeys];
-  static uint32_t row(uint32_t i) { return 4 * i + threadIdx.x % 4; }
-  static uint32_t key(uint32_t i) {
-    constexpr uint32_t kAdjacent = Traits::kAdjacentKeys;
-    return i / kAdjacent * 32 + threadIdx.x % kWarp / 4 * kAdjacent + i % kAdjacent;
-  }
-  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key]; }
-};
-template <class Traits>
-struct Spread<Traits, false> {
-  static constexpr uint32_t kCount = row_tiles(Traits::kRows), kKeys = Traits::kTiles * 2;
-  using Scores = float[kCount][Traits::kTiles][2];
-  static uint32_t row(uint32_t i) { return 8 * i + threadIdx.x % kWarp / 4; }
-  static uint32_t key(uint32_t i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
-  static float& at(Scores& x, uint32_t row, uint32_t key) { return x[row][key / 2][key % 2]; }
-};
-template <class Traits>
-using SpreadK = Spread<Traits, Traits::kLevelsK>;
-template <class Traits>
-using SpreadV = Spread<Traits, Traits::kLevelsV>;
 
 // x[four][i]: the score of row 4 four + j for the lane's key i, over the warp's coordinates,
 // without the key's scale.

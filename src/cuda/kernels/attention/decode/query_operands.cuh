@@ -1,8 +1,17 @@
 #pragma once
 // Decode attention: what a warp keeps of its queries while it walks the keys.
-#include "cuda/kernels/attention/decode/query.cuh"
+#include "cuda/kernels/attention/decode/decode_layout.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
+
+// Factors of a row's scores, in two steps of which the first is a power of two; `added` in between
+// is the sum of the query's coordinates in the slice times the bias of LevelForm.
+struct ScoreFactors {
+  float first, second, added;
+};
+// [slice of warps that share keys, or scale block of a warp that has several][row]
+using RowFactors = ScoreFactors[decode_warps_per_key(512)][kDecodeMaxRows];
 
 // Score factors of a lane's rows 4 i + j: in registers where there are few, else read from shared
 // memory each time. With several scale blocks, each has a second factor of its own.

@@ -1,27 +1,11 @@
 #pragma once
 // Decode attention: partial states of warps to those of a block, of blocks to those of a cluster
 // (DSMEM), of clusters to rows of the output (global memory, by the last one to arrive).
+#include "cuda/kernels/attention/decode/block_state.cuh"
 #include "cuda/kernels/attention/decode/row_target.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
-
-// A row's state in one warp. Its values are sums relative to `reference`, times `scale`.
-struct WarpState {
-  float max, sum, reference, scale;
-};
-
-// Begins the block's shared memory.
-struct BlockState {
-  WarpState of_warp[kDecodeMaxWarps][kDecodeMaxRows];
-  MaskRow mask[kDecodeMaxRows];
-  RowFactors factor;
-  SharedLevelTable table_k, table_v;
-  TransactionBarrier transactions;
-  RowTarget targets[kDecodeMaxRows];
-  float2 of_row[kDecodeMaxRows];  // {max, sum} of rows that several warps merge
-  bool last[kDecodeMaxRows];      // whether this block merges them
-};
-static_assert(sizeof(BlockState) <= kDecodeStateBytes);
 
 // A warp's states and sums to shared memory.
 template <class Traits>
@@ -38,41 +22,6 @@ inline void write_warp(BlockState& state, float* to, const LaneWeights&,
     WarpSums<Traits>::write(from.sums[h], to + 8 * h * WarpSums<Traits>::kPitch);
   }
 }
-// One fixed-point scale for the sums of a row in all scale blocks: the smallest, so that none
-// overflows. Blocks that met infinity or NaN have none.
-template <class Traits>
-inline float common_scale(const LevelSums<Traits>& from, uint32_t four) {
-  if constexpr (Traits::kWarpBlocksV == 1) return from.fixed[0][four].scale;
-  float scale = 0x1p126f;
-#pragma unroll
-  for (uint32_t block = 0; block < Traits::kWarpBlocksV; ++block) {
-    const float of = from.fixed[block][four].scale;
-    if (of > 0 && of < scale) scale = of;
-  }
-  return scale;
-}
-// A row's weights, summed over the warp's keys: as floats, and in each scale block as levels.
-template <class Traits>
-struct WarpWeights {
-  static constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
-  float sum;
-  uint32_t levels[kBlocks];
-
-  WarpWeights(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set)
-      : sum(from.row[set].sum) {
-#pragma unroll
-    for (uint32_t block = 0; block < kBlocks; ++block)
-      levels[block] = from.fixed[block][set].weight_sum - lane_weights.surplus;
-#pragma unroll
-    for (int by = 4; by < 32; by *= 2) {
-      sum += __shfl_xor_sync(kAll, sum, by);
-#pragma unroll
-      for (uint32_t block = 0; Traits::FormV::kBias != 0 && block < kBlocks; ++block)
-        levels[block] += __shfl_xor_sync(kAll, levels[block], by);
-    }
-  }
-};
-
 template <class Traits>
 inline void write_warp(BlockState& state, float* to, const LaneWeights& lane_weights,
                        const LevelSums<Traits>& from) {

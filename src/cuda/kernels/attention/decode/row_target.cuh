@@ -1,19 +1,14 @@
 #pragma once
 // Decode attention: where a row's result goes, and the row as warps hold it while partial states
 // are merged.
-#include "cuda/kernels/attention/decode/pv.cuh"
+#include "cuda/kernels/attention/common/query_values.cuh"
+#include "cuda/kernels/attention/common/rotate_row.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/attention/decode/sums.cuh"
 
 namespace gyre::cuda {
-
-// Addresses of a row's result, computed early: kernel parameters are slow to read at the end. A
-// partial call writes {values, max, sum} [split][row] to `out`. In a merged call every cluster
-// writes a partial: values [row][cluster], then {max, sum} [row][cluster]; rows are all of the
-// call's.
-struct RowTarget {
-  uint64_t values, states, counter;  // of a merged call
-  uint64_t out, lse, sink;           // 0: not wanted, or there is none
-  uint32_t out_dtype;
-};
 
 template <class Traits>
 inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& problem,
@@ -39,6 +34,26 @@ inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& 
   if (args.at[arg_lse] != 0)
     target.lse = args.at[arg_lse] + at.token * p.lse_token_stride + at.head * p.lse_head_stride;
   if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + at.head * 4;
+  return target;
+}
+
+// Over pages.
+template <class Traits>
+inline RowTarget item_row_target(const abi::AttentionParams& p, const abi::AttentionRun& run,
+                                 const Args& args, uint32_t r) {
+  const uint32_t row = run.first_row + r, token_of = row / p.group;
+  const uint64_t token = uint64_t{run.first_token} + token_of;
+  const uint64_t head = uint64_t{run.kv_head} * p.group + (row - token_of * p.group);
+  RowTarget target = {};
+  if (p.partial == abi::kAttentionStates) {
+    target.out = args.at[arg_out] + (token * p.heads + head) * (Traits::kValueDim + 2) * 4;
+    return target;
+  }
+  target.out = args.at[arg_out] + token * p.out_token_stride + head * p.out_head_stride;
+  target.out_dtype = p.out_dtype;
+  if (args.at[arg_lse] != 0)
+    target.lse = args.at[arg_lse] + token * p.lse_token_stride + head * p.lse_head_stride;
+  if (args.at[arg_sink_logits] != 0) target.sink = args.at[arg_sink_logits] + head * 4;
   return target;
 }
 

@@ -1,39 +1,12 @@
 #pragma once
-// Decode attention: scores to the weights of V. Over levels a weight is probability times the V
-// scale, as a 16-bit integer in fixed point, so that sums stay integers from the first key to the
-// last. Over 16-bit V it is the probability. Both are relative to a running reference max that
-// rises only when a logit is far above it: sums are rescaled seldom.
-#include "cuda/kernels/attention/common/fixed_point.cuh"
-#include "cuda/kernels/attention/decode/qk.cuh"
+// Decode attention: scores to the weights of V (sums.cuh). They are relative to a running reference
+// max that rises only when a logit is far above it: sums are rescaled seldom.
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/decode/key_reader.cuh"
+#include "cuda/kernels/attention/decode/problem.cuh"
+#include "cuda/kernels/attention/decode/sums.cuh"
 
 namespace gyre::cuda {
-
-// The state of a row over levels, the same in its eight lanes but for max and sum. `reference` is a
-// logit.
-struct LevelRow {
-  float reference, max, sum;
-
-  static LevelRow none() { return {kLowest, minus_infinity(), 0}; }
-};
-// Dither: weights are rounded up or down as often as their fraction says, so that many weights far
-// below 1 count for what they are. It differs from lane to lane and from stage to stage. `selector`
-// and `source` are transpose_weights'; `surplus` is what the bits of kIntegers add to the lane's
-// sum of weights.
-struct LaneWeights {
-  float dither;
-  uint32_t selector, source, surplus;
-
-  // The golden ratio covers [0, 1) evenly. `keys` were added to the sum.
-  void step(uint32_t keys) {
-    dither += dither < 0.381966f ? 0.618034f : -0.381966f;
-    surplus += keys * kIntegers;
-  }
-};
-inline LaneWeights lane_weights() {
-  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, j = lane % 4;
-  return {(static_cast<float>(g) + 0.5f) * 0.125f, g % 2 == 0 ? 0x7632u : 0x5410u,
-          8 * j + g % 2 * 4 + g / 2, 0};
-}
 
 // B fragments of the MMA over V: weights of the 8 tokens of tile j, upper bytes in even columns,
 // lower bytes in odd ones. Lane (g, j) had those of row j and keys 4 g to 4 g + 3.
@@ -49,45 +22,6 @@ inline void transpose_weights(const LaneWeights& lane, const uint32_t* w, uint32
   b[0] = even ? one : other;
   b[1] = even ? other : one;
 }
-
-// What a warp sums up over levels: coordinates 32 (i / 2) + 4 g + 2 (i % 2), and the next, of row
-// 4 four + j in sums[four][i]: those of the upper and of the lower weight bytes of each. The last
-// span may have coordinates that do not exist.
-template <class Traits>
-struct LevelSums {
-  struct BlockTable {
-    uint32_t of[2 * ((Traits::kValueSlice + 31) / 32)];
-
-    static constexpr BlockTable make() {
-      BlockTable table = {};
-      for (uint32_t i = 0; Traits::kWarpBlocksV > 1 && i < Traits::kValueDim; i += 16)
-        table.of[i / 16] = scale_block_of(Traits::kValueDim, i);
-      if (Traits::kWarpBlocksV > 1 && Traits::kValueDim % 32 != 0)
-        table.of[Traits::kValueDim / 16] = table.of[Traits::kValueDim / 16 - 1];
-      return table;
-    }
-  };
-  static constexpr BlockTable kBlockTable = BlockTable::make();
-  static constexpr uint32_t kRowQuads = Traits::kRows / 4, kBlocks = Traits::kWarpBlocksV;
-  static constexpr uint32_t kSpans = (Traits::kValueSlice + 31) / 32, kSums = 2 * kSpans;
-  LevelRow row[kRowQuads];
-  FixedPoint fixed[kBlocks][kRowQuads];
-  int32_t sums[kRowQuads][kSums][4];
-  uint32_t weights[kBlocks][kRowQuads][Traits::kMmas][2];  // of the stage at hand, as B fragments
-
-  // The scale block of sums[...][i].
-  static uint32_t block_of(uint32_t i) { return kBlockTable.of[i]; }
-  static LevelSums none() {
-    LevelSums s = {};
-#pragma unroll
-    for (uint32_t i = 0; i < kRowQuads; ++i) {
-      s.row[i] = LevelRow::none();
-#pragma unroll
-      for (uint32_t block = 0; block < kBlocks; ++block) s.fixed[block][i] = FixedPoint::none();
-    }
-    return s;
-  }
-};
 
 // Divides sums of a scale block by 2^shift, to the nearest. The remainder of the upper bytes' sum
 // goes to the lower bytes': half a unit of the upper alone would be 128 of the lower.
@@ -307,37 +241,9 @@ inline void check_sums(const LaneWeights& lane, uint32_t four, LevelSums<Traits>
   }
 }
 
-// The state of a row over 16-bit V, the same in its four lanes but for the sum.
-struct FloatRow {
-  float reference, max, sum;
-
-  static FloatRow none() { return {kLowest, minus_infinity(), 0}; }
-};
-
-// sums[eight][i]: coordinates 16 i + g and + 8, of rows 8 eight + 2 j and + 1.
-template <class Traits>
-struct Float16Sums {
-  static constexpr uint32_t kRowTiles = row_tiles(Traits::kRows);
-  FloatRow row[kRowTiles];
-  float sums[kRowTiles][Traits::kValueSlice / 16][4];
-
-  static Float16Sums none() {
-    Float16Sums s = {};
-#pragma unroll
-    for (uint32_t i = 0; i < kRowTiles; ++i) s.row[i] = FloatRow::none();
-    return s;
-  }
-};
-
 inline float four_lanes_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAll, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAll, x, 2));
-}
-
-// A number of row g to the lanes that have sums of rows 2 j and 2 j + 1.
-inline float2 transpose_rows(float of_row) {
-  const int j = static_cast<int>(threadIdx.x % 4);
-  return make_float2(__shfl_sync(kAll, of_row, 8 * j), __shfl_sync(kAll, of_row, 8 * j + 4));
 }
 
 // Scores in base 2 become probabilities. The reference, an integer, lies kHeadroom above the

@@ -2,9 +2,12 @@
 // latent is K's first part and V. Three kernels: queries and the list of work, rows over splits of
 // keys, and splits to outputs. Bytes moved: every key once for each 64 rows, and the states of the
 // splits.
+#include "cuda/kernels/attention/latent/layout.cuh"
+#include "cuda/kernels/attention/latent/prepare.cuh"
 #include "cuda/kernels/attention/latent/produce.cuh"
 #include "cuda/kernels/attention/latent/reduce.cuh"
 #include "cuda/kernels/attention/latent/scores.cuh"
+#include "cuda/kernels/attention/latent/traits.cuh"
 #include "cuda/kernels/attention/latent/values.cuh"
 
 namespace gyre::cuda {

@@ -2,7 +2,10 @@
 // Latent attention, the first of three kernels: queries as 16-bit operands, rotated as the keys
 // are, and the list of work. A block makes the list, the others take a row
 // with each warp.
-#include "cuda/kernels/attention/common/block_scan.cuh"
+#include "cuda/kernels/attention/common/row_tile_batch.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
+#include "cuda/kernels/attention/latent/traits.cuh"
 #include "cuda/kernels/attention/latent/warp_row.cuh"
 
 namespace gyre::cuda {

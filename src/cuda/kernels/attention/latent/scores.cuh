@@ -1,7 +1,11 @@
 #pragma once
 // Latent attention: the warpgroup of scores. It multiplies 64 rows with a stage of keys and hands
 // the weights to the warpgroups of values.
+#include "cuda/kernels/attention/common/row_products.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/attention/latent/traits.cuh"
+#include "cuda/kernels/block_shared.cuh"
+#include "cuda/kernels/float16_instructions.cuh"
 
 namespace gyre::cuda {
 

@@ -1,6 +1,10 @@
 #pragma once
 // Latent attention: the keys of a stage, from the cache to an operand of 16-bit floats. All threads
 // of the producer warpgroup together.
+#include "cuda/kernels/attention/common/float_bits.cuh"
+#include "cuda/kernels/attention/common/key_words.cuh"
+#include "cuda/kernels/attention/common/row_products.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
 #include "cuda/kernels/attention/common/value_pair.cuh"
 #include "cuda/kernels/attention/latent/stage_tiles.cuh"
 

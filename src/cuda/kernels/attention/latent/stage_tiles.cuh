@@ -2,6 +2,7 @@
 // Latent attention: where the keys of a work item lie, a tile of eight for each lane of a producer
 // warp. All threads of the producer warpgroup together.
 #include "cuda/kernels/attention/latent/traits.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 

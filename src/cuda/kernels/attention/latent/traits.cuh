@@ -1,10 +1,13 @@
 #pragma once
 // Latent attention: a variant's constants, its block's shared memory, and where a work item's keys
 // lie.
-#include "cuda/kernels/attention/common/key_words.cuh"
-#include "cuda/kernels/attention/common/row_products.cuh"
-#include "cuda/kernels/attention/common/row_tile.cuh"
+#include "abi/attention_bounds.h"
+#include "abi/kv_walk.h"
+#include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/latent/layout.cuh"
+#include "cuda/kernels/block_instructions.cuh"
+#include "cuda/kernels/global_memory.cuh"
+#include "cuda/kernels/kernel_args.cuh"
 
 namespace gyre::cuda {
 

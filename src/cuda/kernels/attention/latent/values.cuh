@@ -1,7 +1,9 @@
 #pragma once
 // Latent attention: a warpgroup of values. It adds a stage's latents, times the weights, to half of
 // the coordinates of 64 rows.
+#include "cuda/kernels/attention/common/row_products.cuh"
 #include "cuda/kernels/attention/latent/traits.cuh"
+#include "cuda/kernels/block_shared.cuh"
 
 namespace gyre::cuda {
 

@@ -1,7 +1,8 @@
 #pragma once
 // A row of numbers in a warp's registers: lane l has those at 32 i + l.
+#include "abi/kv_codec.h"
 #include "cuda/kernels/attention/common/query_values.cuh"
-#include "cuda/kernels/attention/latent/traits.cuh"
+#include "cuda/kernels/warp.cuh"
 
 namespace gyre::cuda {
 

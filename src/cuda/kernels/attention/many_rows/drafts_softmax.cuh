@@ -4,6 +4,7 @@
 // are the 16-bit integers of weights.cuh, with the same rules for references and fixed-point
 // scales. kTiles: tiles of the keys that the thread's warp has of a stage, all or one half of them.
 #include "cuda/kernels/attention/common/fixed_point.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_state.cuh"
 
 namespace gyre::cuda {

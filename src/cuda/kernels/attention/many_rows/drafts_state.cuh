@@ -5,6 +5,8 @@
 #include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/common/wgmma_s8.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
+#include "cuda/kernels/block_shared.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

@@ -2,9 +2,12 @@
 // Attention of many rows: a variant's constants, and its block's shared memory.
 #include "cuda/kernels/attention/common/row_products.cuh"
 #include "cuda/kernels/attention/common/row_tile.cuh"
+#include "cuda/kernels/attention/common/softmax.cuh"
+#include "cuda/kernels/attention/common/typed_memory.cuh"
 #include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
-#include "cuda/kernels/convert.cuh"
+#include "cuda/kernels/block_shared.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
 

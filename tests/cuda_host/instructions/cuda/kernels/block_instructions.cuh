@@ -1,6 +1,6 @@
 #pragma once
 // src/cuda/kernels/block_instructions.cuh on fibers.
-#include "cuda/kernels/warp.cuh"
+#include "abi/types.h"
 
 namespace gyre::cuda {
 
@@ -42,6 +42,27 @@ inline void arrive(PhaseBarrier* barrier) {
 }
 inline void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
   while (barrier->phase == parity) cuda_host::yield();
+}
+inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
+  cuda_host::ldmatrix<true>(a, row);
+}
+inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) { cuda_host::ldmatrix<false>(a, row); }
+inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
+  cuda_host::ldmatrix<true>(a, row);
+}
+template <uint32_t kBytes>
+inline void copy_async(SharedAddress to, const void* from, bool present) {
+  cuda_host::copy_later(to, present ? from : nullptr, kBytes);
+}
+inline void copy_commit() { cuda_host::close_copies(); }
+template <uint32_t kLeft>
+inline void copy_wait() {
+  cuda_host::wait_for_copies(kLeft);
+}
+inline void arrive_when_copied(PhaseBarrier* barrier) {
+  copy_commit();
+  copy_wait<0>();
+  arrive(barrier);
 }
 inline void arrive_expecting(PhaseBarrier* barrier, uint32_t) { arrive(barrier); }
 inline void copy_bulk(SharedAddress to, uint64_t from, uint32_t bytes, PhaseBarrier*) {

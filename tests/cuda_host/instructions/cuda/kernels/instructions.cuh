@@ -17,19 +17,7 @@ inline void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 inline void mma_s8_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   cuda_host::mma8<uint8_t>(c, a, b0, b1);
 }
-inline void ldmatrix_transposed(uint32_t (&a)[4], const void* row) {
-  cuda_host::ldmatrix<true>(a, row);
-}
-inline void ldmatrix(uint32_t (&a)[4], SharedAddress row) { cuda_host::ldmatrix<false>(a, row); }
-inline void ldmatrix_transposed(uint32_t (&a)[4], SharedAddress row) {
-  cuda_host::ldmatrix<true>(a, row);
-}
-template <uint32_t kBytes>
-inline void copy_async(SharedAddress to, const void* from, bool present) {
-  cuda_host::copy_later(to, present ? from : nullptr, kBytes);
-}
 inline SharedAddress optimization_barrier(SharedAddress x) { return x; }
-inline void copy_commit() { cuda_host::close_copies(); }
 inline float fma_weighted(float x, float weight, float sum) {
   return weight != 0 ? std::fma(x, weight, sum) : sum;
 }
@@ -42,10 +30,6 @@ inline uint32_t rotate_right(uint32_t x, uint32_t by) {
 inline uint32_t upper_half(uint32_t x) { return x >> 16; }
 inline uint32_t inverted_lower(uint32_t x) { return ~0u - (x & 0xFFFFu); }
 inline uint32_t inverted_upper(uint32_t x) { return ~0u - (x >> 16); }
-template <uint32_t kLeft>
-inline void copy_wait() {
-  cuda_host::wait_for_copies(kLeft);
-}
 inline uint32_t optimization_barrier(uint32_t x) { return x; }
 inline uint32_t pin(uint32_t x) { return x; }
 inline uint32_t code_motion_barrier(uint32_t x) { return x; }
@@ -80,11 +64,6 @@ inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
         .bits;
   };
   return one(a & 0xFFFF, b & 0xFFFF) | one(a >> 16, b >> 16) << 16;
-}
-inline void arrive_when_copied(PhaseBarrier* barrier) {
-  copy_commit();
-  copy_wait<0>();
-  arrive(barrier);
 }
 inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   const auto one = [](uint32_t x, uint32_t y) -> uint32_t {

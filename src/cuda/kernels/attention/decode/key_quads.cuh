@@ -1,10 +1,11 @@
 #pragma once
-// Decode attention: levels of K in tiles as they are stored, for head dims whose rows are no whole
-// groups of 16 bytes. A lane unpacks quads, four neighbouring coordinates that lie in one word of
-// the first plane; where they lie may differ from lane to lane. Every lane has dim / 16 quads, two
-// of them to a step of the MMA. A step may hold coordinates of several scale blocks: it is
-// multiplied once for each, with a query that is 0 elsewhere.
-#include "cuda/kernels/attention/decode/key_reader.cuh"
+// Decode attention: where the coordinates of K lie in tiles as they are stored, for head dims whose
+// rows are no whole groups of 16 bytes. A lane unpacks quads, four neighbouring coordinates that
+// lie in one word of the first plane; where they lie may differ from lane to lane. Every lane has
+// dim / 16 quads, two of them to a step of the MMA. A step may hold coordinates of several scale
+// blocks: it is multiplied once for each, with a query that is 0 elsewhere.
+#include "abi/kv_codec.h"
+#include "cuda/kernels/attention/common/formats.cuh"
 
 namespace gyre::cuda {
 
@@ -171,148 +172,6 @@ struct KeySlots {
       slots.used[i / Quads::kBlocks][i % Quads::kBlocks] =
           Quads::has_block(i / Quads::kBlocks, i % Quads::kBlocks);
     return slots;
-  }
-};
-
-template <uint32_t kDim, uint32_t kFormat, bool kManyRows>
-struct TileKeyReader {
-  using Form = LevelForm<kFormat, kManyRows>;
-  using Quads = KeyQuads<kDim, kFormat>;
-  using Tables = KeyPlaneTables<kDim, kFormat>;
-  static constexpr uint32_t kQuads = Quads::kCount, kSteps = Quads::kSteps;
-  static constexpr uint32_t kBlocks = Quads::kBlocks;
-  static constexpr bool kNibbles = Quads::kNibbles, kRuns = Quads::kRuns;
-  // Planes that are read quad by quad; tables of the second one where there is one.
-  static constexpr uint32_t kPlanes = Quads::kHigh != 0 && !kRuns ? 2 : 1;
-  static constexpr Tables kTables[2] = {Tables::make(0), Tables::make(kPlanes - 1)};
-  static constexpr KeySlots<kDim, kFormat> kSlots = KeySlots<kDim, kFormat>::make();
-  // Words of a plane of runs: four of each whole unit, and those of the last.
-  static constexpr uint32_t kUnits = (kDim + Quads::kUnit - 1) / Quads::kUnit;
-  static constexpr uint32_t kRunWords =
-      kRuns ? (kUnits - 1) * 4 + (Quads::unit_size(kUnits - 1) / 8 + 3) / 4 : 1;
-  // Rows of an odd number of 16 bits: every second one begins in the middle of a word.
-  static constexpr bool kHalfWords = Quads::kRow % 4 == 2;
-  static_assert(!kHalfWords || kRuns);
-
-  static constexpr uint32_t slot(uint32_t step, uint32_t block) { return step * kBlocks + block; }
-  // The coordinate that lane j has in operand place 0 to 7 of a step; kDim: none.
-  static constexpr uint32_t coordinate(uint32_t j, uint32_t step, uint32_t place) {
-    const uint32_t quad = 2 * step + (kNibbles ? place % 2 : place / 4);
-    if (quad >= kQuads) return kDim;
-    return Quads::coordinate(j, quad) + (kNibbles ? place / 2 : place % 4);
-  }
-
-  // What a lane keeps: where its first key begins in a stage, where the quads of that lie, how they
-  // are rotated, and runs, so that their first bits come to kRunPlace.
-  static constexpr uint32_t kRunPlace = kNibbles ? 2 : 4;
-  uint32_t first, at[kPlanes][kQuads], rotation[kPlanes][kQuads], run_rotation;
-
-  TileKeyReader() = default;
-  TileKeyReader(uint32_t first_key, uint32_t j)
-      : first(first_key), run_rotation(2 * j - kRunPlace) {
-#pragma unroll
-    for (uint32_t i = 0; i < kPlanes * kQuads; ++i) {
-      const typename Quads::Place place = Quads::place(i / kQuads, j, i % kQuads);
-      at[i / kQuads][i % kQuads] = first_key + place.byte;
-      rotation[i / kQuads][i % kQuads] = place.rotation;
-    }
-  }
-
-  struct Words {
-    uint32_t of[kPlanes][kQuads], runs[kRunWords];
-  };
-
-  // The lane's words of the key `distance` bytes from its first; `half`: it begins in the middle of
-  // a word.
-  Words read(const unsigned char* stage, uint32_t distance, bool half) const {
-    Words w = {};
-#pragma unroll
-    for (uint32_t plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-      for (uint32_t i = 0; i < kTables[plane].loads; ++i) {
-        const unsigned char* const from =
-            stage + at[plane][kTables[plane].address[i]] + (distance + kTables[plane].distance[i]);
-        uint32_t* const to = w.of[plane] + i;
-        if (kTables[plane].width[i] == 4) {
-          load_shared_words<4>(from, to);
-        } else if (kTables[plane].width[i] == 2) {
-          load_shared_words<2>(from, to);
-        } else if (kTables[plane].width[i] == 1) {
-          *to = word(from, half);
-        }
-      }
-    }
-    if constexpr (kRuns) {
-#pragma unroll
-      for (uint32_t i = 0; i < kRunWords; ++i)
-        w.runs[i] = rotate_right(word(stage + first + (distance + Quads::kHighAt + 4 * i), half),
-                                 run_rotation);
-    }
-    return w;
-  }
-
-  auto unpack(const LevelTable& table, const Words& w, uint32_t step) const {
-    const uint32_t a = 2 * step, b = a + 1 < kQuads ? a + 1 : a;
-    if constexpr (kNibbles) {
-      uint32_t thirds = 0;
-      if constexpr (kRuns) thirds = join_runs(run(w, a), run(w, b));
-      if constexpr (kPlanes == 2) thirds = joined(w, 1, step);
-      return unpack_key_nibbles<kFormat, kManyRows>(table, joined(w, 0, step), thirds);
-    } else {
-      return Operands<1>{{{unpack_key_bytes<kFormat>(rotated(w, 0, a), high(w, a)),
-                           unpack_key_bytes<kFormat>(rotated(w, 0, b), high(w, b))}}};
-    }
-  }
-
- private:
-  static uint32_t word(const unsigned char* from, bool half) {
-    if (!kHalfWords || !half) return *reinterpret_cast<const uint32_t*>(from);
-    return permute(*reinterpret_cast<const uint32_t*>(from - 2),
-                   *reinterpret_cast<const uint32_t*>(from + 2), 0x5432);
-  }
-  // A quad's bits of a plane at their place in each byte; around them are others.
-  uint32_t rotated(const Words& w, uint32_t plane, uint32_t quad) const {
-    const Tables& t = kTables[plane];
-    const uint32_t x = w.of[plane][t.load[quad]];
-    if (t.fixed[quad] && t.amount[quad] == 0) return x;
-    return rotate_right(x, t.fixed[quad] ? t.amount[quad] : rotation[plane][t.rotation[quad]]);
-  }
-  // Nibbles of the two quads of a step.
-  uint32_t joined(const Words& w, uint32_t plane, uint32_t step) const {
-    const uint32_t x = rotated(w, plane, 2 * step);
-    if (kTables[plane].pair[step]) return x;
-    return (x & 0x0F0F0F0Fu) | (rotated(w, plane, 2 * step + 1) & 0xF0F0F0F0u);
-  }
-  uint32_t high(const Words& w, uint32_t quad) const {
-    if constexpr (kRuns) return run(w, quad).at_place();
-    if constexpr (kPlanes == 2) return rotated(w, 1, quad);
-    return 0;
-  }
-
-  // A quad's bits of a plane of runs, at kRunPlace of each byte or one place above.
-  struct RunBits {
-    uint32_t word;
-    bool above;
-
-    uint32_t at_place() const { return above ? word >> 1 : word; }
-  };
-  // A lane has two runs of unit / 8 coordinates, in bits 2 j and 2 j + 1 of neighbouring bytes.
-  static RunBits run(const Words& w, uint32_t quad) {
-    const uint32_t unit = quad / Quads::kUnitQuads, at = quad % Quads::kUnitQuads * 4;
-    const uint32_t length = Quads::unit_size(unit) / 8, begin = 4 * unit;
-    if (at + 4 <= length) return {w.runs[begin + at / 4], false};
-    if (at < length) return {permute(w.runs[begin + at / 4], w.runs[begin] >> 1, 0x5410), false};
-    const uint32_t of = begin + (at - length) / 4;
-    if ((at - length) % 4 == 0) return {w.runs[of], true};
-    return {permute(w.runs[of], w.runs[of + 1], 0x5432), true};
-  }
-  // Third bits of the nibbles of two quads.
-  static uint32_t join_runs(const RunBits& a, const RunBits& b) {
-    const bool both_above = a.above && b.above;
-    const uint32_t second = b.word << (b.above && !both_above ? 3 : 4);
-    const uint32_t x =
-        ((both_above ? a.word : a.at_place()) & 0x0F0F0F0Fu) | (second & 0xF0F0F0F0u);
-    return both_above ? x >> 1 : x;
   }
 };
 
