@@ -37,19 +37,9 @@ __device__ void store_row(const RowPlace<kSlots>& at, const float (&y)[kSlots][k
   }
 }
 
+// The type of a row's values, by its KvFormat.
 template <uint32_t kFormat>
-struct DenseType;
-template <>
-struct DenseType<0> {
-  using Type = float;
-};
-template <>
-struct DenseType<1> {
-  using Type = Half;
-};
-template <>
-struct DenseType<2> {
-  using Type = BFloat16;
-};
+using DenseType =
+    typename Choose<kFormat == 0, float, typename Choose<kFormat == 1, Half, BFloat16>::type>::type;
 
 }  // namespace gyre::cuda

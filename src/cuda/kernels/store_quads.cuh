@@ -191,7 +191,7 @@ __device__ void store_quads(const abi::KvCacheLayout& cache, const QuadLanes<kQu
       store_key_codes<kFormat>(at, codes, row);
     }
   } else {
-    raw.copy_to(at, reinterpret_cast<typename DenseType<kFormat>::Type*>(row));
+    raw.copy_to(at, reinterpret_cast<DenseType<kFormat>*>(row));
   }
 }
 

@@ -13,4 +13,16 @@ __device__ inline uint64_t shuffled(uint64_t x, uint32_t lane) {
   return uint64_t{high} << 32 | low;
 }
 
+// The sum of x over the lanes up to this one. All lanes of the warp together.
+template <class T>
+__device__ T scan_warp(T x) {
+  const uint32_t lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (uint32_t by = 1; by < kWarp; by *= 2) {
+    const T other = __shfl_up_sync(kAll, x, by);
+    if (lane >= by) x += other;
+  }
+  return x;
+}
+
 }  // namespace gyre::cuda

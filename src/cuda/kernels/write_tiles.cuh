@@ -151,7 +151,7 @@ struct StreamTiles {
   template <uint32_t kFormat>
   __device__ void copy(const TileThread& me, uint32_t lanes) const {
     if (!row.present()) return;
-    auto* const to = reinterpret_cast<typename DenseType<kFormat>::Type*>(
+    auto* const to = reinterpret_cast<DenseType<kFormat>*>(
         address.codes + me.slot * (s.cache.codes_tile_stride / abi::kKvTile));
     copy_row(row.row, to, s.cache.head_dim, me.thread & (lanes - 1), lanes);
   }

@@ -8,12 +8,7 @@ namespace gyre::cuda {
 // shared memory. For all threads together.
 inline uint64_t scan_block(uint64_t value, uint64_t* of_warps, uint64_t& all) {
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  uint64_t sum = value;
-#pragma unroll
-  for (uint32_t by = 1; by < kWarp; by *= 2) {
-    const uint64_t other = __shfl_up_sync(kAll, sum, by);
-    if (lane >= by) sum += other;
-  }
+  const uint64_t sum = scan_warp(value);
   if (lane == kWarp - 1) of_warps[warp] = sum;
   __syncthreads();
   uint64_t before = 0;

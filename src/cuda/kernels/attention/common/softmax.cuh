@@ -140,4 +140,11 @@ inline float soft_cap_fast(float x, float cap, float inverse) {
   return copysignf(t * cap, x);
 }
 
+// A score as a logit in base 2, of a call with a soft cap or slopes. `cap` 0: none; `inverse`: 1 /
+// cap. `slope`: of ALiBi, in base 2; `distance`: from the query to the key.
+inline float soft_logit(float score, float cap, float inverse, float slope, int32_t distance) {
+  if (cap > 0) score = soft_cap_fast(score, cap, inverse) * kLog2E;
+  return slope == 0 ? score : fmaf(slope, static_cast<float>(distance), score);
+}
+
 }  // namespace gyre::cuda

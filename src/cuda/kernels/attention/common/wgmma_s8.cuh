@@ -1,6 +1,6 @@
 #pragma once
 // Operands of wgmma over int8 (wgmma_s8_instructions.cuh).
-#include "cuda/kernels/attention/common/wgmma_s8_instructions.cuh"
+#include "abi/types.h"
 
 namespace gyre::cuda {
 

@@ -19,8 +19,7 @@ class PagedBlock {
   static constexpr uint32_t kStages = kLayout.stages, kStageBytes = Traits::kStage.bytes;
   static constexpr uint32_t kKeys = Traits::kStage.keys;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
-  static constexpr uint32_t kAhead =
-      2;  // work items whose queries are made before their first split
+  static constexpr uint32_t kAhead = 2;  // work items whose queries are made early
   using Set = RowSet<Traits>;
   static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
 
@@ -120,13 +119,7 @@ class PagedBlock {
     __syncthreads();
   }
   void sum_splits(uint32_t count) {
-    uint32_t sum = lane() < count ? state_.runs[lane()].count : 0;
-    const uint32_t own = sum;
-#pragma unroll
-    for (uint32_t by = 1; by < kWarp; by *= 2) {
-      const uint32_t other = __shfl_up_sync(kAll, sum, by);
-      if (lane() >= by) sum += other;
-    }
+    const uint32_t own = lane() < count ? state_.runs[lane()].count : 0, sum = scan_warp(own);
     static_assert(kMaxItemSlots <= kWarp);
     if (lane() < count) state_.before[lane()] = sum - own;
     if (lane() == kWarp - 1)

@@ -186,10 +186,8 @@ class LatentScores {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         const Row& r = rows_[i / 2];
-        float x = s[t][i] * r.factor;
-        if (limit > 0) x = soft_cap_fast(x, limit, inverse) * kLog2E;
         const int32_t key = i % 2 == 0 ? number.x : number.y;
-        s[t][i] = r.slope == 0 ? x : fmaf(r.slope, static_cast<float>(key - r.position), x);
+        s[t][i] = soft_logit(s[t][i] * r.factor, limit, inverse, r.slope, key - r.position);
       }
     }
   }

@@ -2,7 +2,7 @@
 // Attention of draft tokens: what a consumer warpgroup does. A warp has 8 rows. Up to 16 rows need
 // half of the warps: the others have the same rows, and each half takes one half of every stage's
 // keys, with sums of its own that are folded at the end of a group.
-#include "cuda/kernels/attention/many_rows/consume.cuh"
+#include "cuda/kernels/attention/common/wgmma_s8_instructions.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_merge.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_queries.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_softmax.cuh"

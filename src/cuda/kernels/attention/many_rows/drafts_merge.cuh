@@ -3,6 +3,7 @@
 // the same order and with the same arithmetic whether one block has them all or several, which meet
 // in global memory. References are integers, so every rescaling is exact.
 #include "cuda/kernels/attention/many_rows/drafts_softmax.cuh"
+#include "cuda/kernels/attention/many_rows/drafts_state.cuh"
 #include "cuda/kernels/attention/many_rows/output.cuh"
 
 namespace gyre::cuda {

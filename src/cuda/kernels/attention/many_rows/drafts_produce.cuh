@@ -2,6 +2,7 @@
 // Attention of draft tokens: what the producer warps do. Stages are copied as they are stored, some
 // ahead, and unpacked to operands: K to [column][coordinate], V to [coordinate][key].
 #include "cuda/kernels/attention/common/value_pair.cuh"
+#include "cuda/kernels/attention/common/wgmma_s8.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_state.cuh"
 
 namespace gyre::cuda {

@@ -2,6 +2,7 @@
 // Attention of draft tokens: queries from global memory to A fragments. A query becomes integers of
 // 16 bits; of each warp's 16 rows of A, row g has the hi bytes of its query g, row g + 8 the lo
 // bytes, so that one thread gets both sums.
+#include "cuda/kernels/attention/common/wgmma_s8.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_state.cuh"
 #include "cuda/kernels/attention/many_rows/queries.cuh"
 

@@ -5,7 +5,7 @@
 // scales. kTiles: tiles of the keys that the thread's warp has of a stage, all or one half of them.
 #include "cuda/kernels/attention/common/fixed_point.cuh"
 #include "cuda/kernels/attention/common/softmax.cuh"
-#include "cuda/kernels/attention/many_rows/drafts_state.cuh"
+#include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
 
 namespace gyre::cuda {
 

@@ -3,7 +3,7 @@
 // stage's keys.
 #include "cuda/kernels/attention/common/schedule_run.cuh"
 #include "cuda/kernels/attention/common/unpack.cuh"
-#include "cuda/kernels/attention/common/wgmma_s8.cuh"
+#include "cuda/kernels/attention/common/wgmma.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
 #include "cuda/kernels/block_shared.cuh"
 #include "cuda/kernels/ptx.cuh"
