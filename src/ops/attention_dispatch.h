@@ -2,6 +2,7 @@
 // From a call that was checked to commands: problem, plan, dispatch.
 
 #include "abi/attention_plan.h"
+#include "abi/attention_rows.h"
 #include "abi/kernels.h"
 #include "ops/attention_check.h"
 #include "runtime/recorder.h"
@@ -28,15 +29,18 @@ inline uint64_t states_of(const abi::AttentionPlan& plan) {
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
                    const AttentionMergeInputs& outputs, const Tensor& scratch = {});
 
-// Calls `record` with the kernel that a plan names, and its spec; for latent attention once for
-// each of its parts.
+// Calls `record` with the kernel that a plan names, and its spec; once for each command where a
+// kernel takes several.
 template <class Record>
 void record_planned(const abi::AttentionPlan& plan, const Record& record) {
   switch (plan.kernel) {
     case abi::AttentionKernel::attention_decode:
       return record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
-    case abi::AttentionKernel::attention_many_rows:
-      return record(kAttentionManyRows, spec_from_key<abi::AttentionRowsSpec>(plan.spec));
+    case abi::AttentionKernel::attention_many_rows: {
+      const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
+      if (abi::rows_ahead(spec) != 0) record(kAttentionManyRows, abi::rows_spec_ahead(spec));
+      return record(kAttentionManyRows, spec);
+    }
     case abi::AttentionKernel::attention_latent: {
       auto spec = spec_from_key<abi::AttentionLatentSpec>(plan.spec);
       for (uint8_t part = 0; part < abi::kLatentParts; ++part) {

@@ -69,7 +69,7 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
   const auto distinct = [](const std::vector<const Pipeline*>& all) {
     return std::set<const Pipeline*>(all.begin(), all.end());
   };
-  EXPECT_EQ(plans.impl().recorded().size(), 22u);
+  EXPECT_EQ(plans.impl().recorded().size(), 24u);
   EXPECT_EQ(distinct(plans.impl().asked()), distinct(plans.impl().recorded()));
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "abi/attention_rows.h"
 #include "attention/plan_device.h"
 
 namespace gyre::test {
@@ -116,6 +117,27 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
   for (const uint64_t tokens : {17, 512})
     EXPECT_EQ(h200.of({.keys = 32768, .tokens = tokens}), "many rows, 1 splits");
   EXPECT_EQ(h200.of({.formats = "tq4", .tokens = 20, .splits = 5}), "many rows, 5 splits");
+  // A command ahead unpacks levels, if there are many and room for all of them.
+  const auto expect_ahead = [&](const PlanCase& p, bool unpacks) {
+    h200.of(p);
+    const abi::AttentionPlan& plan = h200.plan();
+    EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_many_rows);
+    const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
+    EXPECT_EQ(abi::rows_ahead(spec) != 0, unpacks) << p.tokens << " tokens, " << p.keys << " keys";
+    EXPECT_EQ(plan.reduce == abi::AttentionReduce::in_kernel, unpacks);
+    EXPECT_TRUE(!unpacks ||
+                plan.scratch_floats * 4 > h200.problem().keys * p.kv_heads * p.head_dim * 4);
+  };
+  for (const uint64_t keys : {256, 4096, 131072}) {
+    for (const char* formats : {"tq4", "tq8", "tq4+tq8", "tq2"})
+      expect_ahead({.keys = keys, .formats = formats, .tokens = 17}, true);
+    expect_ahead({.keys = keys, .formats = "f16", .tokens = 17}, false);
+    expect_ahead({.keys = keys, .formats = "tq4", .tokens = 16}, false);  // split
+  }
+  expect_ahead({.keys = 255, .formats = "tq4", .tokens = 17}, false);
+  expect_ahead({.keys = 262144, .formats = "tq4", .tokens = 17}, false);
+  expect_ahead({.keys = 262144, .formats = "tq4", .tokens = 17, .window = 4096}, true);
+  expect_ahead({.formats = "tq4+f16", .tokens = 17}, false);
   CudaPlans a100(kA100), small(kSmall);
   EXPECT_EQ(a100.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
   EXPECT_EQ(small.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");

@@ -1,5 +1,6 @@
 // Many rows over K and V that tensor cores take: what a GPU's attention_many_rows has a variant
-// for, few (up to 64 rows, split) and many, at every head dim and pair of format classes.
+// for, few (up to 64 rows, split), many, and prompts over so many levels that a command ahead
+// unpacks them, at every head dim and pair of format classes.
 #include "attention/attention_op_case.h"
 #include "format_classes.h"
 
@@ -22,7 +23,9 @@ DType queries_of(KvFormat k, size_t i) {
   return k == KvFormat::bf16 ? DType::bf16 : kFloats[i % 3];
 }
 
-void add_case(KvFormat k, KvFormat v, uint64_t dim, bool many, size_t i,
+enum class Rows : uint8_t { few, many, prompt };
+
+void add_case(KvFormat k, KvFormat v, uint64_t dim, Rows rows, size_t i,
               std::vector<OpCase>& cases) {
   AttentionOpCase c{.k = k, .v = v};
   c.k_dim = dim;
@@ -31,14 +34,14 @@ void add_case(KvFormat k, KvFormat v, uint64_t dim, bool many, size_t i,
   constexpr uint64_t kFew[] = {20, 17, 32}, kMany[] = {34, 65, 40};
   c.kv_heads = 1 + i % 2;
   c.heads = 2 * c.kv_heads;
-  c.tokens = many ? kMany[i % 3] : kFew[i % 3];
-  c.length = c.tokens + 90 + 37 * (i % 5);
+  c.tokens = rows == Rows::few ? kFew[i % 3] : kMany[i % 3];
+  c.length = c.tokens + (rows == Rows::prompt ? 230 : 90) + 37 * (i % 5);
   c.capacity = c.length + 1 + i % 8;
   c.ring_start = i % 3 == 0 ? 0 : c.capacity / 2;
   c.q = queries_of(k, i);
   constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
   c.out = kOut[i / 2 % 3];
-  c.window = i % 4 == 1 ? 61 : 0;
+  c.window = i % 4 == 1 ? (rows == Rows::prompt ? 240 : 61) : 0;
   c.soft_cap = i % 7 == 2 ? 20.0f : 0.0f;
   c.alibi_slopes = i % 5 == 3;
   c.sink_logits = i % 2 == 0;
@@ -54,6 +57,7 @@ void add_case(KvFormat k, KvFormat v, uint64_t dim, bool many, size_t i,
   cases.push_back(make_case(c));
 }
 
+constexpr Rows kFewAndMany[] = {Rows::few, Rows::many};
 constexpr FormatClass kClasses[] = {FormatClass::f16, FormatClass::bf16, FormatClass::levels};
 
 }  // namespace
@@ -64,13 +68,13 @@ std::vector<OpCase> attention_rows_cases() {
   for (const uint64_t dim : kDims) {
     for (const FormatClass k : kClasses) {
       for (const FormatClass v : kClasses) {
-        for (const bool many : {false, true})
-          add_case(format_of(k, i), format_of(v, i / 3), dim, many, i, cases), ++i;
+        for (const Rows rows : kFewAndMany)
+          add_case(format_of(k, i), format_of(v, i / 3), dim, rows, i, cases), ++i;
         // Not every format of levels has this dim.
         if (k == FormatClass::levels || v == FormatClass::levels) {
-          for (const bool many : {false, true})
+          for (const Rows rows : kFewAndMany)
             add_case(k == FormatClass::levels ? KvFormat::tq4 : format_of(k, 0),
-                     v == FormatClass::levels ? KvFormat::tq8 : format_of(v, 0), dim, many, i,
+                     v == FormatClass::levels ? KvFormat::tq8 : format_of(v, 0), dim, rows, i,
                      cases),
                 ++i;
         }
@@ -78,7 +82,12 @@ std::vector<OpCase> attention_rows_cases() {
     }
   }
   for (const KvFormat format : native_formats()) {
-    for (const bool many : {false, true}) add_case(format, format, 128, many, i, cases), ++i;
+    for (const Rows rows : kFewAndMany) add_case(format, format, 128, rows, i, cases), ++i;
+  }
+  for (const uint64_t dim : {64, 128, 256}) {
+    for (const KvFormat format : native_formats())
+      add_case(format, format, dim, Rows::prompt, i, cases), ++i;
+    add_case(KvFormat::tq4, KvFormat::tq8, dim, Rows::prompt, i, cases), ++i;
   }
   return cases;
 }

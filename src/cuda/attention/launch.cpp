@@ -8,6 +8,7 @@
 #include "cuda/kernels/attention/decode/paged_layout.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
 #include "cuda/kernels/attention/many_rows/layout.cuh"
+#include "cuda/kernels/attention/many_rows/unpacked.cuh"
 #include "cuda/kernels/attention/merge_layout.cuh"
 #include "cuda/types.h"
 #include "gyre/format.h"
@@ -74,8 +75,13 @@ PagedLaunch launch_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimit
       limits.shared_bytes_per_block);
 }
 
+// The command that unpacks has the layout of the one that it goes ahead of.
 ManyRowsLayout layout_of(const abi::AttentionRowsSpec& s) {
-  return many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu);
+  return many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim,
+                          s.gpu == kManyRowsUnpack ? kManyRowsUnpacked : s.gpu);
+}
+bool is_unpacked(const abi::AttentionRowsSpec& s) {
+  return s.gpu == kManyRowsUnpack || s.gpu == kManyRowsUnpacked;
 }
 bool is_drafts(const abi::AttentionRowsSpec& s) { return draft_groups(s.gpu) != 0; }
 DraftsLayout drafts_of(const abi::AttentionRowsSpec& s) {
@@ -151,14 +157,24 @@ std::string name_attention_many_rows(uint64_t spec) {
                 "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u, ", groups, "u>");
   }
   if (layout_of(s).slots == 0) return "";
-  return join("gyre::cuda::attention_many_rows<", uint32_t{s.k_format}, "u, ", uint32_t{s.v_format},
-              "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u, ", uint32_t{s.gpu}, "u>");
+  if (s.gpu == kManyRowsUnpack) {
+    return join("gyre::cuda::attention_many_rows_unpack<", uint32_t{s.k_format}, "u, ",
+                uint32_t{s.v_format}, "u, ", uint32_t{s.k_dim}, "u, ", uint32_t{s.v_dim}, "u>");
+  }
+  // Unpacked, formats differ by the order of K's coordinates alone.
+  uint32_t k = s.k_format, v = s.v_format;
+  if (s.gpu == kManyRowsUnpacked)
+    k = abi::kv_low_bits(k) == 2 ? abi::kTq2 : abi::kTq8, v = abi::kTq8;
+  return join("gyre::cuda::attention_many_rows<", k, "u, ", v, "u, ", uint32_t{s.k_dim}, "u, ",
+              uint32_t{s.v_dim}, "u, ", uint32_t{s.gpu}, "u>");
 }
 
 bool fits_attention_many_rows(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionRowsSpec>(spec);
   if (is_drafts(s))
     return drafts_of(s).groups != 0 && many_rows_gpu(limits, false) == kManyRowsHopper;
+  if (is_unpacked(s))
+    return layout_of(s).slots != 0 && many_rows_gpu(limits, false) == kManyRowsHopper;
   return layout_of(s).slots != 0 &&
          (many_rows_gpu(limits, false) == s.gpu || many_rows_gpu(limits, true) == s.gpu);
 }
@@ -171,6 +187,13 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
     return {{drafts_blocks(drafts, limits.multiprocessors), 1, 1}, drafts.threads(), drafts.total};
   }
   const ManyRowsLayout layout = layout_of(s);
+  if (s.gpu == kManyRowsUnpack) {
+    const uint64_t groups = (unpacked_tiles(p, layout.keys) + kUnpackTiles - 1) / kUnpackTiles;
+    const uint64_t at_once = std::max<uint64_t>(limits.multiprocessors, 1) * kUnpackBlocks;
+    return {{static_cast<uint32_t>(std::min(groups * p.kv_heads, at_once)), 1, 1},
+            kUnpackThreads,
+            kUnpackBytes};
+  }
   const uint64_t rows = p.tokens * p.group;
   uint64_t blocks = (rows + layout.rows() - 1) / layout.rows() * p.splits * p.kv_heads;
   if (p.schedule_key != 0) {

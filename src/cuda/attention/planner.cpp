@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "abi/attention_rows.h"
+#include "cuda/kernels/attention/decode/decode_layout.cuh"
 #include "cuda/kernels/attention/decode/paged_layout.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
 #include "cuda/kernels/attention/many_rows/layout.cuh"
+#include "cuda/kernels/attention/many_rows/unpacked.cuh"
 #include "cuda/names.h"
 
 namespace gyre::cuda {
@@ -51,7 +54,7 @@ class Planner {
     if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
-    if (!decode) return takes_many_rows() ? many_rows(many_rows_splits()) : any_shape();
+    if (!decode) return takes_many_rows() ? prompt_rows(many_rows_splits()) : any_shape();
     if (p_.states != 0)
       return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
                   AttentionReduce::none);
@@ -186,6 +189,26 @@ class Planner {
         uint64_t{limits_.multiprocessors} *
         many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
     return std::clamp<uint64_t>(blocks / p_.kv_heads, 1, max_splits);
+  }
+  // Prompts over levels, which a command ahead unpacks once for all rows.
+  abi::AttentionPlan prompt_rows(uint64_t splits) const {
+    constexpr uint64_t kFewest = 256;  // keys: fewer are not worth a command
+    constexpr uint64_t kMaxBytes = uint64_t{640} << 20;
+    abi::AttentionPlan plan = many_rows(splits);
+    abi::AttentionRowsSpec s = rows_spec();
+    s.gpu = kManyRowsUnpacked;
+    if (splits != 1 || rows_ <= kGroupRows || p_.keys < kFewest ||
+        !has_many_rows_(spec_key(s), limits_) || decode_counters(p_.kv_heads) * 4 > kUnpackedBegin)
+      return plan;
+    const uint32_t stage = many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).keys;
+    const uint64_t head = unpacked_head_bytes(unpacked_tiles(p_.capacity, p_.keys, stage),
+                                              p_.k.head_dim, p_.v.head_dim);
+    const uint64_t bytes = kUnpackedBegin + p_.kv_heads * head;
+    if (bytes > kMaxBytes) return plan;
+    plan.spec = spec_key(abi::with_rows_ahead(s, kManyRowsUnpack));
+    plan.reduce = AttentionReduce::in_kernel;
+    plan.scratch_floats = bytes / sizeof(float);
+    return plan;
   }
   abi::AttentionPlan many_rows(uint64_t splits) const {
     abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, splits, kFewestKeys);

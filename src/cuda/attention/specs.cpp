@@ -2,7 +2,9 @@
 #include <array>
 #include <vector>
 
+#include "abi/attention_rows.h"
 #include "cuda/kernels.h"
+#include "cuda/kernels/attention/many_rows/layout.cuh"
 #include "gyre/format.h"
 
 namespace gyre::cuda {
@@ -53,10 +55,12 @@ std::span<const uint64_t> attention_rows_specs() {
     for (const KvFormat k : kv_formats()) {
       for (const KvFormat v : kv_formats()) {
         for (const uint32_t dim : {64, 80, 96, 112, 128, 160, 192, 256}) {
-          for (const uint32_t gpu : {0, 1, 2, 3, 4, 5}) {
-            specs.push_back(spec_key(abi::attention_rows_spec(static_cast<uint32_t>(k),
-                                                              static_cast<uint32_t>(v), dim,
-                                                              dim == 192 ? 128 : dim, gpu)));
+          for (const uint32_t gpu : {0u, 1u, 2u, 3u, 4u, 5u, kManyRowsUnpack, kManyRowsUnpacked}) {
+            const abi::AttentionRowsSpec spec =
+                abi::attention_rows_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v), dim,
+                                         dim == 192 ? 128 : dim, gpu);
+            specs.push_back(spec_key(
+                abi::with_rows_ahead(spec, gpu == kManyRowsUnpacked ? kManyRowsUnpack : 0)));
           }
         }
       }

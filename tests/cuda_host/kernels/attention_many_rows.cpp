@@ -3,6 +3,7 @@
 #include "cuda/kernels/attention/many_rows/many_rows.cu"
 
 #define ROWS(...) GYRE_HOST(attention_many_rows<__VA_ARGS__>)
+#define UNPACK(...) GYRE_HOST(attention_many_rows_unpack<__VA_ARGS__>)
 #define DRAFTS(...) GYRE_HOST(attention_drafts<__VA_ARGS__>)
 
 GYRE_HOST_KERNELS(
@@ -21,7 +22,12 @@ GYRE_HOST_KERNELS(
     ROWS(20u, 1u, 256u, 256u, 0u), ROWS(20u, 2u, 64u, 64u, 1u), ROWS(20u, 20u, 128u, 128u, 1u),
     ROWS(21u, 1u, 64u, 64u, 1u), ROWS(21u, 1u, 64u, 256u, 1u), ROWS(21u, 1u, 128u, 128u, 0u),
     ROWS(21u, 1u, 128u, 128u, 1u), ROWS(21u, 21u, 64u, 64u, 0u), ROWS(21u, 21u, 64u, 64u, 1u),
-    ROWS(21u, 21u, 128u, 128u, 0u), DRAFTS(16u, 16u, 64u, 64u, 2u), DRAFTS(18u, 18u, 64u, 64u, 1u),
-    DRAFTS(18u, 18u, 64u, 64u, 2u), DRAFTS(20u, 20u, 64u, 256u, 1u), DRAFTS(21u, 17u, 64u, 64u, 2u),
-    DRAFTS(21u, 18u, 64u, 64u, 1u), DRAFTS(21u, 20u, 64u, 64u, 2u),
-    DRAFTS(21u, 21u, 128u, 128u, 1u), DRAFTS(21u, 21u, 128u, 128u, 2u))
+    ROWS(21u, 21u, 128u, 128u, 0u), ROWS(16u, 21u, 128u, 128u, 7u), ROWS(21u, 21u, 64u, 64u, 7u),
+    ROWS(21u, 21u, 256u, 256u, 7u), ROWS(21u, 21u, 128u, 128u, 7u), UNPACK(16u, 16u, 128u, 128u),
+    UNPACK(17u, 17u, 128u, 128u), UNPACK(18u, 18u, 64u, 64u), UNPACK(18u, 18u, 128u, 128u),
+    UNPACK(18u, 18u, 256u, 256u), UNPACK(18u, 21u, 128u, 128u), UNPACK(19u, 19u, 128u, 128u),
+    UNPACK(20u, 20u, 128u, 128u), UNPACK(21u, 21u, 64u, 64u), UNPACK(21u, 21u, 128u, 128u),
+    DRAFTS(16u, 16u, 64u, 64u, 2u), DRAFTS(18u, 18u, 64u, 64u, 1u), DRAFTS(18u, 18u, 64u, 64u, 2u),
+    DRAFTS(20u, 20u, 64u, 256u, 1u), DRAFTS(21u, 17u, 64u, 64u, 2u), DRAFTS(21u, 18u, 64u, 64u, 1u),
+    DRAFTS(21u, 20u, 64u, 64u, 2u), DRAFTS(21u, 21u, 128u, 128u, 1u),
+    DRAFTS(21u, 21u, 128u, 128u, 2u))

@@ -1,6 +1,8 @@
 #pragma once
 // Attention of many rows: what a consumer warpgroup does. A thread has two rows, g and g + 8 of its
 // warp's 16, and of each tile of 8 columns two: 2 j and 2 j + 1.
+#include "cuda/kernels/attention/many_rows/multipliers.cuh"
+#include "cuda/kernels/attention/many_rows/operand_scale.cuh"
 #include "cuda/kernels/attention/many_rows/output.cuh"
 #include "cuda/kernels/attention/many_rows/row_sums.cuh"
 #include "cuda/kernels/attention/many_rows/traits.cuh"
@@ -39,8 +41,9 @@ class Consumer {
     plain_to_ = wraps_ || soft_ ? 0 : static_cast<uint32_t>(seen_to_) / T::kKeys;
   }
 
-  // Stages whose keys all rows see, without soft cap and slopes, have a loop of their own: code
-  // that is jumped over costs a loop as much as its own instructions.
+  // Stages whose keys all rows see and have multiplier 1, without soft cap and slopes, have a loop
+  // of their own: code that is jumped over costs a loop as much as its own instructions. Both loops
+  // give the same bits.
   void run() {
     const uint32_t stages = tile_.stage_count();
     if (stages == 0) return;
@@ -54,7 +57,8 @@ class Consumer {
       while (true) {
         const uint32_t plain = stage < plain_from_ ? stage : plain_to_;
 #pragma unroll 1
-        for (; stage < plain && stage + 1 < stages; ++stage) run_stage<true>(scores, stage, false);
+        for (; stage < plain && stage + 1 < stages && !has_multipliers(scores, stage); ++stage)
+          run_stage<true>(scores, stage, false);
         if (stage + 1 == stages) break;
         run_stage<false>(scores, stage++, false);
       }
@@ -67,7 +71,7 @@ class Consumer {
 
   // The two rows to global memory.
   void write(const Args& args) {
-    if constexpr (T::kLevelsV) restore_columns<T::kVDim>(o_);
+    if constexpr (T::kLevelsV) restore_columns<T::kVDim>(o_, kOperandUnit);
     // Code-motion barriers: addresses would be computed before the loop, and kept.
     const uint32_t j = code_motion_barrier(threadIdx.x % 4);
 #pragma unroll
@@ -107,6 +111,15 @@ class Consumer {
         dynamic_shared() + kLayout.q + group_ * panels_of(T::kKDim) * kLayout.q_panel;
     wait_for_phase(&state_.full[scores.k.slot], scores.k.phase);
     begin_scores<T>(q, slot(scores.k.slot), scores.s);
+  }
+  // Whether a key of the stage whose scores are the newest has a multiplier but 1.
+  bool has_multipliers(const Scores& scores, uint32_t stage) const {
+    if constexpr (kWaitsForV) {
+      const SlotCursor<kLayout.slots> v = scores.k.next();
+      wait_for_phase(&state_.full[v.slot], v.phase);
+    }
+    if constexpr (!T::kLevelsK && !T::kLevelsV) return false;
+    return *reinterpret_cast<const uint32_t*>(key_info<T>(stage) + kLayout.not_one) != 0;
   }
   // Weights and PV of a stage. The next scores are begun behind PV: the tensor cores do not pause
   // between them.
@@ -175,27 +188,20 @@ class Consumer {
     return false;
   }
 
-  // Scores become weights, relative to the largest so far, times V's scales over levels; `rescale`
-  // is the factor of what was there.
+  // Scores become weights, relative to the largest so far, times V's multipliers over levels;
+  // `rescale` is the factor of what was there.
   template <bool kPlain>
   void softmax_weights(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
                        float (&rescale)[2]) {
-    const uint32_t j = threadIdx.x % 4;
-    if constexpr (T::kLevelsK) {
-      const auto* const scales = reinterpret_cast<const float2*>(keys + kLayout.scales) + j;
-#pragma unroll
-      for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
-        const float2 scale = scales[t * 4];
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) s[t][i] *= i % 2 == 0 ? scale.x : scale.y;
-      }
-    }
+    if constexpr (T::kLevelsK && !kPlain) scale_scores<T>(keys, s);
     const bool soft = !kPlain && soft_;
     if (__builtin_expect(soft, 0)) apply_soft_cap(keys, s);
     float max_scale[2] = {0, 0};
     const bool hidden = !kPlain && !all_seen(stage);
     if (__builtin_expect(hidden, 0)) {
       apply_mask(keys, s, max_scale);
+    } else if constexpr (T::kLevelsV && kPlain) {
+      max_scale[0] = max_scale[1] = 1.0f;
     } else if constexpr (T::kLevelsV) {
       const float4 maxima = *reinterpret_cast<const float4*>(keys + kLayout.maxima);
       max_scale[0] = max_scale[1] = fmaxf(fmaxf(maxima.x, maxima.y), fmaxf(maxima.z, maxima.w));
@@ -239,25 +245,12 @@ class Consumer {
     }
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) rows_[i].sum += sum[i][0] + sum[i][1];
-    if constexpr (T::kLevelsV) {
+    if constexpr (T::kLevelsV && !kPlain) {
       if (__builtin_expect(hidden, 0)) {
-        scale_weights<true>(keys, s);
+        scale_weights<T, true>(keys, s);
       } else {
-        scale_weights<false>(keys, s);
+        scale_weights<T, false>(keys, s);
       }
-    }
-  }
-  // `kHidden`: some rows do not see some keys, whose scales may be NaN, or never written.
-  template <bool kHidden>
-  static void scale_weights(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) {
-    const auto* const scales =
-        reinterpret_cast<const float2*>(keys + kLayout.v_scales) + threadIdx.x % 4;
-#pragma unroll
-    for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
-      const float2 scale = scales[t * 4];
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
-        s[t][i] = kHidden && s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
     }
   }
 
@@ -303,7 +296,7 @@ class Consumer {
     return !abi::tree_hides(tree_ + token_of(row(i)) * tile_.params.tree_stride, tile_.mask,
                             tile_.walk_key + key);
   }
-  // Also finds the largest scale of V that each row sees.
+  // Also finds the largest multiplier of V that each row sees.
   void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4],
                   float (&max_scale)[2]) const {
     if (tree_ != nullptr) {

@@ -4,8 +4,9 @@
 //
 // Consumer warpgroups of 64 rows each multiply; four producer warps bring K and V. What they hand
 // over are items, K and V of a stage in turn, each in a slot of a ring: MMA operands of 16 bits in
-// rows of 128 bytes, swizzled. The scales and numbers of a stage's keys have a ring of their own.
-// Levels come through a second ring as they are stored.
+// rows of 128 bytes, swizzled. The multipliers and numbers of a stage's keys have a ring of their
+// own. Levels come through a second ring as they are stored. Those that a command ahead has
+// unpacked come as operands, and the second ring has their keys' multipliers.
 #include "abi/attention_schedule.h"
 #include "cuda/kernels/attention/common/formats.cuh"
 
@@ -13,9 +14,11 @@ namespace gyre::cuda {
 
 // Blocks by what they may use of a GPU. Of a Hopper, which has wgmma: all, for 128 rows, or for 64
 // rows half, so that two blocks run side by side where head dims allow. Of others 163 KB or 99 KB.
-// Drafts: attention_drafts with one or two consumer warpgroups, on a Hopper.
+// Drafts: attention_drafts with one or two consumer warpgroups, on a Hopper. Unpack: the command
+// that unpacks levels for Unpacked, which uses all of a Hopper.
 constexpr uint32_t kManyRowsHopper = 0, kManyRowsHalf = 1, kManyRowsMedium = 2, kManyRowsSmall = 3,
-                   kManyRowsDrafts = 4, kManyRowsDrafts2 = 5, kManyRowsNone = 6;
+                   kManyRowsDrafts = 4, kManyRowsDrafts2 = 5, kManyRowsUnpack = 6,
+                   kManyRowsUnpacked = 7, kManyRowsNone = 8;
 constexpr uint32_t kManyRowsBytes[] = {227 << 10, 227 << 10, 163 << 10, 99 << 10};
 constexpr uint32_t kHalfBytes = 113 << 10;
 
@@ -26,6 +29,8 @@ constexpr uint32_t kMaxSlots = 6;
 // Stages in the ring of scales and numbers. Producers are at most three stages ahead of the oldest
 // scores without weights: a slot of K is free as soon as its scores are there.
 constexpr uint32_t kKeyInfoStages = 4;
+constexpr uint32_t kWarpMultipliers =
+    128;  // bytes of those of a producer warp's 32 keys, K's and V's
 constexpr uint32_t kManyRowsStateBytes = 4096;  // what is known of the tile, and its rows' factors
 
 struct ManyRowsLayout {
@@ -37,11 +42,11 @@ struct ManyRowsLayout {
   uint32_t k_panel, v_panel;  // bytes of an operand's part of 128 bytes a row
   uint32_t q_panel;
   uint32_t slot_bytes;
-  uint32_t scales, numbers, v_scales, maxima,
+  uint32_t scales, numbers, v_scales, maxima, not_one,
       key_info_bytes;                                  // inside what is known of a stage's keys
   uint32_t k_tile_bytes, v_tile_bytes, stored_scales;  // of 8 keys; of a stored item: K's, V's
   uint32_t stored_bytes;
-  uint32_t q, key_info, slot, stored, total;  // offsets
+  uint32_t q, operand_scales, key_info, slot, stored, total;  // offsets
 
   constexpr uint32_t threads() const { return groups * kGroupThreads + kProducers; }
   constexpr uint32_t rows() const { return groups * kGroupRows; }
@@ -62,6 +67,9 @@ constexpr bool many_rows_takes(uint32_t format, uint32_t head_dim, bool values) 
 constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, uint32_t k_dim,
                                           uint32_t v_dim, uint32_t gpu) {
   ManyRowsLayout a = {};
+  const bool unpacked = gpu == kManyRowsUnpacked;
+  if (unpacked && !(abi::kv_is_native(k_format) && abi::kv_is_native(v_format))) return a;
+  if (unpacked) gpu = kManyRowsHopper;
   if (gpu > kManyRowsSmall || !many_rows_takes(k_format, k_dim, false) ||
       !many_rows_takes(v_format, v_dim, true))
     return a;
@@ -84,8 +92,9 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   a.scales = 0;
   a.numbers = a.scales + a.keys * 4;
   a.v_scales = a.numbers + a.keys * 4;
-  a.maxima = a.v_scales + a.keys * 4;  // the largest scale of V that each producer warp saw
-  a.key_info_bytes = a.maxima + 16;
+  a.maxima = a.v_scales + a.keys * 4;  // the largest multiplier of V that each producer warp saw
+  a.not_one = a.maxima + 16;  // a byte for each producer warp: 1 if it saw a multiplier but 1
+  a.key_info_bytes = a.not_one + 16;
   const uint32_t tiles = a.keys / abi::kKvTile;
   a.k_tile_bytes = k_dim * (k_levels ? abi::kv_bits(k_format) : 16);
   a.v_tile_bytes = v_dim * (v_levels ? abi::kv_bits(v_format) : 16);
@@ -93,14 +102,24 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   const uint32_t v_stored = v_levels ? tiles * a.v_tile_bytes : 0;
   a.stored_scales = k_stored > v_stored ? k_stored : v_stored;
   a.stored_bytes = a.stored_scales == 0 ? 0 : round_up(a.stored_scales + tiles * 32, 128);
+  if (unpacked) a.stored_bytes = kProducers / 32 * kWarpMultipliers;
   a.q = kManyRowsStateBytes;
-  a.key_info = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  // What K's and V's levels of a stage are multiplied by.
+  a.operand_scales = a.q + a.groups * panels_of(k_dim) * a.q_panel;
+  a.key_info =
+      a.operand_scales + (unpacked || !(k_levels || v_levels) ? 0 : round_up(a.keys * 6, 16));
   a.slot = round_up(a.key_info + kKeyInfoStages * a.key_info_bytes, 1024);
-  for (uint32_t slots = k_levels && v_levels ? 4 : kMaxSlots; slots >= 3; --slots) {
+  for (uint32_t slots = k_levels && v_levels && !unpacked ? 4 : kMaxSlots; slots >= 3; --slots) {
     a.stored = a.slot + slots * a.slot_bytes;
     // Items that go straight into slots need free ones; two are left to the consumers meanwhile.
     const uint32_t direct = slots > 4 ? slots - 2 : 2;
     a.ahead = direct;
+    if (unpacked) {
+      a.total = a.stored + kKeyInfoStages * a.stored_bytes;
+      a.slots = slots;
+      if (a.total <= budget) return a;
+      continue;
+    }
     if (a.stored_bytes != 0) {
       const uint32_t left = a.stored < budget ? (budget - a.stored) / a.stored_bytes : 0;
       const uint32_t limit = k_levels && v_levels ? kMaxSlots : direct;

@@ -1,13 +1,16 @@
 // out = softmax(scale q k^T, capped, biased, masked) v, or the partial state of a split, for many
 // (token, query head) rows of a KV head: prompts, and drafts of several tokens. A block is one KV
 // head, one split of the keys and 64 or 128 rows. Producer warps bring K and V, stage by stage, and
-// unpack levels to 16-bit operands; consumer warpgroups of 64 rows multiply on tensor cores.
+// unpack levels to 16-bit operands; consumer warpgroups of 64 rows multiply on tensor cores. For
+// prompts a command ahead unpacks levels once for all blocks (unpack_keys.cuh).
 // Bytes moved: the split's K and V once per block, q, and head_dim + 2 floats per row.
 #include "cuda/kernels/attention/many_rows/consume.cuh"
 #include "cuda/kernels/attention/many_rows/drafts.cuh"
 #include "cuda/kernels/attention/many_rows/produce.cuh"
+#include "cuda/kernels/attention/many_rows/produce_unpacked.cuh"
 #include "cuda/kernels/attention/many_rows/queries.cuh"
 #include "cuda/kernels/attention/many_rows/runs.cuh"
+#include "cuda/kernels/attention/many_rows/unpack_keys.cuh"
 
 namespace gyre::cuda {
 
@@ -43,6 +46,7 @@ inline void start_tile(ManyRowsState& state, const Args& args) {
   } else {
     place_work_tile(state.tile, args);
   }
+  if constexpr (T::kUnpacked) state.unpacked = unpacked_tiles_of(state.tile, args.at[arg_partial]);
   init_barriers<T>(state);
 }
 
@@ -71,6 +75,15 @@ inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& ro
   }
 }
 
+template <class T, bool kUnpacked = T::kUnpacked>
+struct ProducerOf {
+  using Type = Producer<T>;
+};
+template <class T>
+struct ProducerOf<T, true> {
+  using Type = UnpackedProducer<T>;
+};
+
 template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim, uint32_t kGpu>
 __global__ void __launch_bounds__(many_rows_layout(kK, kV, kKDim, kVDim, kGpu).threads(),
                                   many_rows_layout(kK, kV, kKDim, kVDim, kGpu).blocks)
@@ -84,7 +97,7 @@ __global__ void __launch_bounds__(many_rows_layout(kK, kV, kKDim, kVDim, kGpu).t
   const uint32_t group = threadIdx.x / kGroupThreads;
   if (group == T::kGroups) {
     leave_registers<T>();
-    for_each_tile<T, false>(state, args, [&] { Producer<T>(state).run(); });
+    for_each_tile<T, false>(state, args, [&] { typename ProducerOf<T>::Type(state).run(); });
   } else {
     take_registers<T>();
     for_each_tile<T, true>(state, args, [&] {

@@ -14,21 +14,20 @@ constexpr uint32_t column_signs(uint32_t tile, uint32_t e) {
   return bits;
 }
 template <uint32_t kDim, uint32_t kTile = 0, uint32_t kOfTile>
-inline void flip_columns(float (&o)[kDim / 8][kOfTile]) {
+inline void flip_columns(float (&o)[kDim / 8][kOfTile], float factor) {
   const uint32_t j = threadIdx.x % 4;
   constexpr uint32_t kEven = column_signs(kTile, 0), kOdd = column_signs(kTile, 1);
-  const float factor = inverse_root(kDim);
   const float even = (kEven >> j & 1) != 0 ? -factor : factor,
               odd = (kOdd >> j & 1) != 0 ? -factor : factor;
 #pragma unroll
   for (uint32_t i = 0; i < kOfTile; ++i) o[kTile][i] *= i % 2 == 0 ? even : odd;
-  if constexpr (kTile + 1 < kDim / 8) flip_columns<kDim, kTile + 1>(o);
+  if constexpr (kTile + 1 < kDim / 8) flip_columns<kDim, kTile + 1>(o, factor);
 }
 
 // The transform's stages over a thread's columns, of one row or of two, and over the four lanes
-// that share a row.
+// that share a row. `unit`: of the columns.
 template <uint32_t kDim, uint32_t kOfTile>
-inline void restore_columns(float (&o)[kDim / 8][kOfTile]) {
+inline void restore_columns(float (&o)[kDim / 8][kOfTile], float unit = 1.0f) {
   constexpr uint32_t kTiles = kDim / 8;
 #pragma unroll
   for (uint32_t t = 0; t < kTiles; ++t) {
@@ -59,7 +58,7 @@ inline void restore_columns(float (&o)[kDim / 8][kOfTile]) {
       x = fmaf(x, sign, __shfl_xor_sync(kAll, x, static_cast<int>(h)));
     }
   }
-  flip_columns<kDim>(o);
+  flip_columns<kDim>(o, inverse_root(kDim) * unit);
 }
 
 // The state of older keys, folded with that of row i, 0 or 1, of the thread's.

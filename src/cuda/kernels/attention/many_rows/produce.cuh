@@ -2,7 +2,8 @@
 // Attention of many rows: what the producer warps do. Item 2 i is K of stage i, item 2 i + 1 its V.
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/value_pair.cuh"
-#include "cuda/kernels/attention/many_rows/traits.cuh"
+#include "cuda/kernels/attention/many_rows/operand_scale.cuh"
+#include "cuda/kernels/attention/many_rows/producer_keys.cuh"
 
 namespace gyre::cuda {
 
@@ -15,17 +16,12 @@ class Producer {
   explicit Producer(ManyRowsState& state)
       : state_(state),
         tile_(state.tile),
+        keys_(state.tile),
         table_k_(load_table<T::kK, true>(state.table_k)),
         table_v_(load_table<T::kV, true>(state.table_v)) {
-    // In registers, which 32 bits are enough for: shared memory is slow to ask for every item.
-    const abi::KvWalk<uint64_t>& walk = tile_.walk;
-    const auto narrow = [](uint64_t x) { return static_cast<uint32_t>(x); };
-    walk_ = {narrow(walk.first_tile), narrow(walk.tiles_a), narrow(walk.tiles),
-             narrow(walk.skip),       narrow(walk.end_a),   narrow(walk.end_b),
-             narrow(walk.starts_a),   narrow(walk.starts_b)};
     // The first row's end and the last one's begin: keys between them are seen by all rows.
     const auto number = [&](int64_t key) {
-      return narrow(key < tile_.walk_key ? 0 : key - tile_.walk_key);
+      return static_cast<uint32_t>(key < tile_.walk_key ? 0 : key - tile_.walk_key);
     };
     seen_from_ = number(tile_.bounds(tile_.token(tile_.rows - 1)).begin);
     seen_to_ = tile_.params.tree_stride != 0 ? 0 : number(tile_.bounds(tile_.token(0)).end);
@@ -43,7 +39,7 @@ class Producer {
       if (m >= kBefore) {
         copy_wait<kBefore - 1>();
         // All of the item is there, and nobody reads the one before it any more.
-        if constexpr (kAnyLevels) sync_role<kProducerRole, kProducers>(state_, n);
+        if constexpr (kAnyLevels) sync();
       }
       begin_copy(m, items, true);
       if (m >= kBefore) {
@@ -64,7 +60,8 @@ class Producer {
   }
 
  private:
-  static uint32_t thread() { return threadIdx.x - T::kGroups * kGroupThreads; }
+  static uint32_t thread() { return producer_thread<T>(); }
+  void sync() { sync_role<kProducerRole, kProducers>(state_, syncs_++); }
   static bool is_keys(uint32_t item) { return item % 2 == 0; }
   static uint32_t stage_of(uint32_t item) { return item / 2; }
   unsigned char* slot(uint32_t index) const {
@@ -100,8 +97,8 @@ class Producer {
   // the page table is slow to read.
   void find_tile(uint32_t stage) {
     const uint32_t index = stage * T::kTiles + threadIdx.x % kWarp % T::kTiles;
-    next_.present = index < walk_.tiles && (index + 1) * abi::kKvTile > walk_.skip;
-    next_.at = {0, walk_.tile(index)};
+    next_.present = index < keys_.walk.tiles && (index + 1) * abi::kKvTile > keys_.walk.skip;
+    next_.at = {0, keys_.walk.tile(index)};
     if (tile_.paged() && next_.present) next_.at = tile_.page_tile(index);
   }
 
@@ -122,9 +119,9 @@ class Producer {
       const uint32_t at = n % kLayout.slots;
       wait_for_phase(&state_.empty[at], n / kLayout.slots % 2 ^ 1);
       const uint32_t stage = stage_of(n);
-      if (is_keys(n)) number_keys(stage);
+      if (is_keys(n)) keys_.number(stage);
       const uint64_t stride = layout.codes_tile_stride / abi::kKvTile;
-      const bool whole = walk_.whole(stage * T::kKeys);
+      const bool whole = keys_.walk.whole(stage * T::kKeys);
       if (whole && in_runs(tile_offset, layout.codes_tile_stride, kTileBytes)) {
         copy_runs<kDim, kPanel>(tile_offset, codes, slot(at));
       } else if (whole) {
@@ -184,10 +181,10 @@ class Producer {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = kDim * 2;
     const Copies of(thread());
-    const uint32_t lane = thread() % kLanes, column = T::column(of.row);
+    const uint32_t lane = thread() % kLanes;
     const uint8_t* const from = codes + (of.tile * 8 + of.row) * kRow + lane * 16;
-    const SharedAddress target = shared_address(to + of.tile * 1024 + column * 128) +
-                                 lane / 8 * kPanel + ((lane ^ column) & 7) * 16;
+    const SharedAddress target = shared_address(to + of.tile * 1024 + of.row * 128) +
+                                 lane / 8 * kPanel + ((lane ^ of.row) & 7) * 16;
 #pragma unroll
     for (uint32_t first = 0; first < T::kTiles; first += kRunTiles) {
       const uint8_t* const run = from + shuffled(tile_offset, first);
@@ -211,32 +208,24 @@ class Producer {
     using Copies = RowCopies<kDim>;
     constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes;
     const Copies copies(thread());
-    const uint32_t lane = thread() % kLanes, row = copies.row, column = T::column(row);
+    const uint32_t lane = thread() % kLanes, row = copies.row;
     const uint8_t* const from = codes + row * stride + lane * 16;
-    const SharedAddress target = shared_address(to + column * 128);
+    const SharedAddress target = shared_address(to + row * 128);
 #pragma unroll 4
     for (uint32_t i = 0; i < T::kTiles / Copies::kTilesAtOnce; ++i) {
       const uint32_t tile = i * Copies::kTilesAtOnce + copies.tile;
       const uint64_t offset = shuffled(tile_offset, tile);
-      const bool key = kWhole || ((there >> tile & 1) != 0 &&
-                                  walk_.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
+      const bool key =
+          kWhole || ((there >> tile & 1) != 0 &&
+                     keys_.walk.valid((stage * T::kTiles + tile) * abi::kKvTile + row));
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes) {
         if (kChunks % kLanes != 0 && c + lane >= kChunks) continue;
         copy_async<16>(
-            target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ column) & 7) * 16,
+            target + tile * 1024 + (c + lane) / 8 * kPanel + (((c + lane) ^ row) & 7) * 16,
             key ? from + offset + c * 16 : codes, key);
       }
     }
-  }
-
-  // Numbers of the keys, counted from the walk's first; -1: none.
-  void number_keys(uint32_t stage) const {
-    if (thread() >= T::kKeys) return;
-    const uint32_t number = walk_.key_of(stage * T::kKeys + thread());  // kNoKey is -1
-    reinterpret_cast<int32_t*>(key_info<T>(stage) +
-                               kLayout.numbers)[thread() / 8 * 8 + T::column(thread() % 8)] =
-        static_cast<int32_t>(number);
   }
 
   // Levels become operands; what was copied into the slot is there already.
@@ -247,11 +236,12 @@ class Producer {
       wait_for_phase(&state_.empty[at.slot], at.phase ^ 1);
       unsigned char* const to = slot(at.slot);
       const unsigned char* const bytes = stored(from);
-      if constexpr (kKeysItem) number_keys(stage);
-      const unsigned char* const scales = bytes + kLayout.stored_scales;
-      if constexpr (kKeysItem) hand_over_scales<false>(stage, scales);
-      if constexpr (T::kLevelsV && kKeysItem == T::kScalesWithKeys)
-        hand_over_scales<true>(stage, scales + (kKeysItem ? T::kTiles * 16 : 0));
+      if constexpr (kKeysItem) keys_.number(stage);
+      if constexpr (kKeysItem || !T::kScalesWithKeys) {
+        hand_over_scales<kKeysItem, T::kLevelsV && kKeysItem == T::kScalesWithKeys>(
+            stage, bytes + kLayout.stored_scales);
+        sync();
+      }
       if constexpr (kKeysItem) {
         unpack_keys(bytes, to);
       } else {
@@ -260,21 +250,24 @@ class Producer {
     }
   }
 
-  // V's also have the largest that each warp saw of keys that are there.
-  template <bool kOfV>
+  // What levels of K and V are multiplied by, and their keys' multipliers. `scales`: K's, then V's.
+  template <bool kOfK, bool kOfV>
   void hand_over_scales(uint32_t stage, const unsigned char* scales) const {
-    unsigned char* const to = key_info<T>(stage);
     const uint32_t key = thread() % T::kKeys;
-    const float scale = raw_scale(scales + key / 8 * 16, 0, key % 8) * 0x1p-31f;
-    reinterpret_cast<float*>(
-        to + (kOfV ? kLayout.v_scales : kLayout.scales))[key / 8 * 8 + T::column(key % 8)] = scale;
-    if constexpr (kOfV) {
-      const bool counts = is_finite(scale) && walk_.key_of(stage * T::kKeys + key) != walk_.kNoKey;
-      const uint32_t largest = __reduce_max_sync(kAll, counts ? __float_as_uint(scale) : 0u);
-      if (thread() % kWarp == 0)
-        reinterpret_cast<uint32_t*>(to + kLayout.maxima)[thread() / kWarp] = largest;
+    const auto* const stored = reinterpret_cast<const uint16_t*>(scales) + key;
+    OperandScale k = {0, kScaleOne}, v = k;
+    if constexpr (kOfK) {
+      k = operand_scale(stored[0]);
+      reinterpret_cast<uint32_t*>(k_scales())[key] = k.f16 * 0x10001u;
     }
+    if constexpr (kOfV) {
+      v = operand_scale(stored[kOfK ? T::kKeys : 0]);
+      reinterpret_cast<uint16_t*>(v_scales())[key] = static_cast<uint16_t>(v.f16);
+    }
+    keys_.template hand_over<kOfK, kOfV>(stage, k.multiplier, v.multiplier);
   }
+  static unsigned char* k_scales() { return dynamic_shared() + kLayout.operand_scales; }
+  static unsigned char* v_scales() { return k_scales() + T::kKeys * 4; }
 
   // Chunks of an operand that a thread makes at a time: it loads their codes first, or each load
   // would wait for the store before it.
@@ -290,11 +283,12 @@ class Producer {
       static_assert(kProducers % kUnits == 0 && kCount % kAtOnce == 0);
       const uint32_t chunk = thread() % kUnits, key = thread() / kUnits;
       const unsigned char* const from = bytes + key * kRowBytes;
+      const auto* const factors = reinterpret_cast<const uint32_t*>(k_scales()) + key;
       unsigned char* bases[kBases];
 #pragma unroll
       for (uint32_t i = 0; i < kBases; ++i) {
         const uint32_t of = key + i * kStep;
-        bases[i] = to + operand_byte(kLayout.k_panel, of / 8 * 8 + T::column(of % 8), chunk);
+        bases[i] = to + operand_byte(kLayout.k_panel, of, chunk);
       }
 #pragma unroll
       for (uint32_t first = 0; first < kCount; first += kAtOnce) {
@@ -307,7 +301,8 @@ class Producer {
           const Operands<1> x = words[i].operands(table_k_, chunk / 4);
           constexpr uint32_t kTiles = kStep * kBases / 8;  // from a base's key to its next
           *reinterpret_cast<uint4*>(bases[(first + i) % kBases] +
-                                    (first + i) / kBases * kTiles * 1024) = f16_chunk<T::kK>(x);
+                                    (first + i) / kBases * kTiles * 1024) =
+              scaled_chunk(level_chunk<T::kK>(x), factors[(first + i) * kStep]);
         }
       }
     }
@@ -337,27 +332,22 @@ class Producer {
           unsigned char* const target = to + (base ^ on % 8 * 16) + on / 8 * kLayout.v_panel;
           Operands<1> x[2];
           unpack_values<T::kV, true>(table_v_, pairs[i].low, pairs[i].high, 0, x);
+          const uint4 factors = *reinterpret_cast<const uint4*>(v_scales() + (tile + on) * 16);
 #pragma unroll
           for (uint32_t e = 0; e < 2; ++e)
-            *reinterpret_cast<uint4*>(target + e * kHalf * 128) = f16_chunk<T::kV>(x[e]);
+            *reinterpret_cast<uint4*>(target + e * kHalf * 128) =
+                scaled_chunk(level_chunk<T::kV>(x[e]), factors);
         }
       }
     }
   }
-  template <uint32_t kFormat>
-  static uint4 f16_chunk(const Operands<1>& x) {
-    uint4 w;
-    to_f16x2(raised_levels<kFormat>(x.term[0][0]), w.x, w.y);
-    to_f16x2(raised_levels<kFormat>(x.term[0][1]), w.z, w.w);
-    return w;
-  }
-
   // Infinity times a weight of 0 is NaN: where rows do not see all keys of a stage, what is not
   // finite becomes 0, and the consumers are told which keys had it. A thread looks at what it
   // copied; a warp's keys are a bit each.
   void find_non_finite(uint32_t stage, uint32_t at) {
-    const uint32_t begin = stage * T::kKeys, first = walk_.key_at(begin);
-    const bool all_seen = walk_.whole(begin) && first >= seen_from_ && first + T::kKeys <= seen_to_;
+    const uint32_t begin = stage * T::kKeys, first = keys_.walk.key_at(begin);
+    const bool all_seen =
+        keys_.walk.whole(begin) && first >= seen_from_ && first + T::kKeys <= seen_to_;
     const uint32_t non_finite = all_seen ? 0 : __reduce_or_sync(kAll, zero_non_finite(slot(at)));
     if (thread() % kWarp == 0)
       reinterpret_cast<uint32_t*>(key_info<T>(stage) + kLayout.maxima)[thread() / kWarp] =
@@ -390,8 +380,9 @@ class Producer {
 
   ManyRowsState& state_;
   const RowTile& tile_;
-  abi::KvWalk<uint32_t> walk_;
-  uint32_t seen_from_, seen_to_;   // keys that all rows see, counted as walk_ does
+  const ProducerKeys<T> keys_;
+  uint32_t syncs_ = 0;
+  uint32_t seen_from_, seen_to_;   // keys that all rows see, counted as the walk does
   LaneTile now_ = {}, next_ = {};  // of the stage that is copied, and of the one after it
   LevelTable table_k_, table_v_;
 };

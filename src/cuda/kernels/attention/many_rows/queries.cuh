@@ -2,6 +2,7 @@
 // Attention of many rows: queries from global memory to the operand of the scores, a warp to a row.
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/query_values.cuh"
+#include "cuda/kernels/attention/many_rows/operand_scale.cuh"
 #include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
@@ -18,8 +19,8 @@ class LaneQuery {
  public:
   static constexpr uint32_t kChunks = T::kKDim / 8,
                             kLanes = kChunks <= 8 ? 8 : (kChunks <= 16 ? 16 : 32);
-  // Levels come as they are unpacked: the chunk's places are the two fours in turn, or one behind
-  // the other.
+  // Levels come as they are unpacked. A chunk's two fours lie one behind the other; as integers
+  // some formats' lie in turn.
   static constexpr bool kInTurn = T::kLevelsK && abi::kv_has_magnitudes(T::kK);
 
   static uint32_t chunk() { return threadIdx.x % kLanes; }
@@ -94,10 +95,7 @@ class LaneQuery {
   float store(uint32_t dtype, float logits, uint32_t signs, unsigned char* to) const {
     float x[8];
     const float factor = scaled(dtype, logits, signs, kQueryExponent<T>, x);
-    const auto pair = [&](uint32_t i) {
-      return kInTurn ? pack_16(x[i], x[4 + i], T::kBf16K)
-                     : pack_16(x[2 * i], x[2 * i + 1], T::kBf16K);
-    };
+    const auto pair = [&](uint32_t i) { return pack_16(x[2 * i], x[2 * i + 1], T::kBf16K); };
     if (chunk() < kChunks)
       *reinterpret_cast<uint4*>(to) = make_uint4(pair(0), pair(1), pair(2), pair(3));
     return factor;
@@ -163,7 +161,8 @@ inline void load_tile_queries(ManyRowsState& state, uint64_t q) {
       const uint32_t r = begin + pass + at * kTogether;
       const float factor = queries[at].store(
           p.q_dtype, logits, signs, to + operand_byte(T::kLayout.q_panel, r, Lane::chunk()));
-      if (Lane::chunk() == 0) state.factor[group * kGroupRows + r] = factor;
+      if (Lane::chunk() == 0)
+        state.factor[group * kGroupRows + r] = T::kLevelsK ? factor * kOperandUnit : factor;
     }
   }
   fence_operands();

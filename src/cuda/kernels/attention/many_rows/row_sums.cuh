@@ -10,7 +10,7 @@ struct RowSums {
   float max;             // largest score so far, or logit in base 2 where these are softened
   float reference;       // of its weights, in base 2
   float sum;             // of this thread's weights
-  float scale_exponent;  // scales of V so far are below 2 to this
+  float scale_exponent;  // multipliers of V so far are below 2 to this
 };
 
 constexpr int32_t to_position(int64_t x) {
@@ -18,7 +18,7 @@ constexpr int32_t to_position(int64_t x) {
   return static_cast<int32_t>(x < 0 ? 0 : (x > kMax ? kMax : x));
 }
 
-// Scales that are smaller lose bits of their weights; all of V is below 2^-92 then.
+// Multipliers that are smaller lose bits of their weights; all of V is below 2^-112 then.
 constexpr float kMinScaleExponent = -100.0f;
 inline float scale_exponent_of(float scale) {
   return scale == 0 ? kMinScaleExponent : static_cast<float>(exponent_of(scale) + 1);

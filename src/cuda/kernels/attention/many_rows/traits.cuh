@@ -6,7 +6,9 @@
 #include "cuda/kernels/attention/common/typed_memory.cuh"
 #include "cuda/kernels/attention/common/unpack.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
+#include "cuda/kernels/attention/many_rows/unpacked.cuh"
 #include "cuda/kernels/block_shared.cuh"
+#include "cuda/kernels/convert.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 namespace gyre::cuda {
@@ -14,6 +16,7 @@ namespace gyre::cuda {
 template <uint32_t kKFormat, uint32_t kVFormat, uint32_t kKDim_, uint32_t kVDim_, uint32_t kGpu>
 struct ManyRows {
   static constexpr uint32_t kK = kKFormat, kV = kVFormat, kKDim = kKDim_, kVDim = kVDim_;
+  static constexpr bool kUnpacked = kGpu == kManyRowsUnpacked;  // by a command ahead
   static constexpr ManyRowsLayout kLayout = many_rows_layout(kK, kV, kKDim, kVDim, kGpu);
   static_assert(kLayout.slots != 0);
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
@@ -23,19 +26,14 @@ struct ManyRows {
                             kThreads = kLayout.threads(), kRows = kLayout.rows();
   // Whether it takes tiles from the step schedule: not where attention_drafts does.
   static constexpr bool kTakesRuns =
-      kGroups == 1 && (kGpu != kManyRowsHalf || drafts_layout(kK, kV, kKDim, kVDim, 1).groups == 0);
-  // V's scales come with K: weights ask for them before V's operand is needed.
+      kGroups == 1 && !kUnpacked &&
+      (kGpu != kManyRowsHalf || drafts_layout(kK, kV, kKDim, kVDim, 1).groups == 0);
+  // V's multipliers come with K: weights ask for them before V's operand is needed.
   static constexpr bool kScalesWithKeys = kLevelsK && kLevelsV;
   static constexpr uint32_t kKeyTiles = kKeys / 8, kVTiles = kVDim / 8;  // of sums' columns
   static constexpr uint32_t kTiles = kKeys / abi::kKvTile;               // of a stage
   // f16 weights end below 2 to this: small ones would be subnormal.
   static constexpr float kWeightExponent = kBf16V ? 0.0f : 8.0f;
-
-  // Column of the scores, and row of an operand, that a slot of a tile has: the order in which V's
-  // codes are unpacked.
-  static constexpr uint32_t column(uint32_t slot) {
-    return kLevelsV ? value_place<kV>(slot) : slot;
-  }
 };
 
 // What some stages alone ask of a row. Keys are counted from the walk's first.
@@ -52,6 +50,7 @@ struct ManyRowsState {
   // Addresses of {values, reference, sum} of the tile's rows: where they go, 0: rows are finished;
   // those of the work item's older keys, which they are folded into first, 0: none.
   uint64_t states, older;
+  UnpackedTiles unpacked;
   RowLimits limits[2 * kGroupRows];
   PhaseBarrier full[kMaxSlots], empty[kMaxSlots];
   PhaseBarrier of_roles[2];      // by role, for racecheck alone
@@ -61,7 +60,7 @@ struct ManyRowsState {
 };
 static_assert(sizeof(ManyRowsState) <= kManyRowsStateBytes);
 
-// The scales and numbers of a stage's keys.
+// The multipliers and numbers of a stage's keys.
 template <class T>
 inline unsigned char* key_info(uint32_t stage) {
   return dynamic_shared() + T::kLayout.key_info +

@@ -1,0 +1,44 @@
+#pragma once
+// Attention of many rows: operands of levels that a command writes to scratch memory ahead of the
+// one that attends. Tiles lie in the order in which they are walked, those of a ring's end before
+// those of its beginning, and hold what the cache's tiles hold: a walk has the same positions, so a
+// row has the same bits as over the cache. K's tiles are eight rows as in the operand of the
+// scores, V's have eight keys of each coordinate.
+#include "abi/attention.h"
+#include "cuda/kernels/attention/common/formats.cuh"
+
+namespace gyre::cuda {
+
+// Addresses of a work tile's first tile: operands, and their keys' multipliers as scales are
+// stored.
+struct UnpackedTiles {
+  uint64_t k, v, k_multipliers, v_multipliers;
+};
+
+constexpr uint64_t kUnpackedBegin = paged_counter_bytes(0);  // of the scratch memory
+constexpr uint32_t kScaleTileBytes = 2 * abi::kKvTile;
+// How the command that unpacks is launched; a block takes some tiles at a time.
+constexpr uint32_t kUnpackThreads = 128, kUnpackTiles = 4, kUnpackBytes = 1536,
+                   kUnpackBlocks = 16;  // of a multiprocessor
+
+// In a ring that is too short for the begin of a stage, a work tile may begin up to a stage ahead
+// of the first key.
+constexpr uint32_t unpacked_front(uint32_t stage_keys) { return stage_keys / abi::kKvTile + 1; }
+
+// Tiles of a KV head, with zeros behind them for the rest of a stage and of a block's tiles;
+// `keys`: that a call sees at most.
+constexpr uint64_t unpacked_tiles(uint64_t capacity, uint64_t keys, uint32_t stage_keys) {
+  const uint64_t all = (capacity + abi::kKvTile - 1) / abi::kKvTile + 1,
+                 seen = (keys + stage_keys + abi::kKvTile - 1) / abi::kKvTile + 2;
+  return (all < seen ? all : seen) + unpacked_front(stage_keys) + stage_keys / abi::kKvTile +
+         kUnpackTiles - 1;
+}
+constexpr uint64_t unpacked_head_bytes(uint64_t tiles, uint32_t k_dim, uint32_t v_dim) {
+  return tiles * (uint64_t{k_dim + v_dim} * abi::kKvTile * 2 + 2 * kScaleTileBytes);
+}
+inline uint64_t unpacked_tiles(const abi::AttentionParams& p, uint32_t stage_keys) {
+  const uint64_t keys = p.used_splits == 0 ? p.capacity : p.end_key - p.first_key;
+  return unpacked_tiles(p.capacity, keys, stage_keys);
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,168 @@
+// Prompts over levels on the emulated GPU: keys of any scale, and bits that do not follow from who
+// unpacks the keys.
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+
+#include "cuda_host/emulated_device.h"
+
+namespace gyre::test {
+namespace {
+
+constexpr uint64_t kHeads = 4, kDim = 128;
+uint64_t unpack_calls() { return fake().launches("gyre::cuda::attention_many_rows_unpack<"); }
+
+// Keys and values of one KV head in a cache from `ring_start` on, and queries of every token.
+struct Prompt {
+  KvFormat format = KvFormat::tq4;
+  uint64_t length = 300, tokens = 300;
+  uint64_t capacity = 0;  // 0: length
+  uint64_t ring_start = 0;
+  uint64_t window = 0;
+  std::function<float(uint64_t)> k_gain = [](uint64_t) { return 1.0f; };
+  std::function<float(uint64_t)> v_gain = [](uint64_t) { return 1.0f; };
+};
+
+class PromptWorld {
+ public:
+  PromptWorld(Device device, const Prompt& p) : device_(std::move(device)), p_(p) {
+    if (p_.capacity == 0) p_.capacity = p_.length;
+    q_ = gaussian_rows(p_.tokens * kHeads, kDim, 3);
+    k_ = KvBuffer::allocate(device_, {p_.format, KvRole::k, 1, p_.capacity, kDim});
+    v_ = KvBuffer::allocate(device_, {p_.format, KvRole::v, 1, p_.capacity, kDim});
+    Encoder encoder(device_);
+    kv_quantize(encoder,
+                {.k = made(p_.k_gain, 1), .k_cache = k_, .v = made(p_.v_gain, 2), .v_cache = v_},
+                {.position = p_.ring_start, .cache = CacheKind::ring});
+    encoder.submit().wait();
+  }
+
+  // The rows of tokens [begin, end), of which `end` is the newest.
+  std::vector<float> rows(uint64_t begin, uint64_t end) const {
+    AttentionInputs in;
+    const auto* const from = q_.data();
+    in.q = tensor_of(device_,
+                     std::vector<float>(from + begin * kHeads * kDim, from + end * kHeads * kDim),
+                     {end - begin, kHeads, kDim});
+    in.k_cache = k_, in.v_cache = v_;
+    in.out = device_.tensor(DType::f32, in.q.shape());
+    return attended(device_, in,
+                    {.length = p_.length - p_.tokens + end,
+                     .ring_start = p_.ring_start,
+                     .mask = {.window = p_.window}});
+  }
+  std::vector<float> rows() const { return rows(0, p_.tokens); }
+
+ private:
+  Tensor made(const std::function<float(uint64_t)>& gain, uint32_t seed) const {
+    std::vector<float> rows = gaussian_rows(p_.length, kDim, seed);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] *= gain(i / kDim);
+    return tensor_of(device_, rows, {p_.length, 1, kDim});
+  }
+
+  Device device_;
+  Prompt p_;
+  std::vector<float> q_;
+  KvBuffer k_, v_;
+};
+
+void expect_close(const Prompt& p, double bound = 1e-6) {
+  const uint64_t before = unpack_calls();
+  const std::vector<float> got = PromptWorld(emulated_device(3), p).rows();
+  EXPECT_EQ(unpack_calls(), before + 1);
+  const std::vector<float> wanted = PromptWorld(cpu_device(1), p).rows();
+  std::vector<double> finite, wanted_finite;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(std::isfinite(got[i]), std::isfinite(wanted[i])) << "element " << i;
+    if (std::isfinite(wanted[i])) finite.push_back(got[i]), wanted_finite.push_back(wanted[i]);
+  }
+  EXPECT_FALSE(finite.empty());
+  EXPECT_LE(nmse(finite, wanted_finite), bound) << name(p.format);
+  if (std::getenv("GYRE_PRINT") != nullptr)
+    std::cout << name(p.format) << " NMSE " << nmse(finite, wanted_finite) << "\n";
+}
+
+constexpr KvFormat kFormats[] = {KvFormat::tq3, KvFormat::tq4, KvFormat::tq5, KvFormat::tq8};
+
+// Scales of all keys alike: inside the range of operands, at its ends and beyond them.
+TEST(EmulatedPrompts, KeysAndValuesOfAnyScale) {
+  for (const KvFormat format : kFormats) expect_close({.format = format, .tokens = 40});
+  for (const float gain : {1e-20f, 1e-7f, 3e-5f, 1e-4f, 30.0f, 4e3f, 1e6f, 1e12f}) {
+    SCOPED_TRACE(gain);
+    for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
+      const auto alike = [gain](uint64_t) { return gain; };
+      expect_close({.format = format, .tokens = 40, .v_gain = alike});
+      if (gain < 1) expect_close({.format = format, .tokens = 40, .k_gain = alike});
+    }
+  }
+}
+
+// One key of a stage is loud, one quiet, one has no scale, one is not a number.
+float mixed(uint64_t key, uint64_t nan) {
+  if (key == nan) return std::numeric_limits<float>::quiet_NaN();
+  switch (key % 128) {
+    case 5:
+      return 1e6f;
+    case 40:
+      return 1e-6f;
+    case 41:
+      return 0.0f;
+    case 77:
+      return 1e-30f;
+    default:
+      return 1.0f;
+  }
+}
+constexpr uint64_t kNoNaN = ~uint64_t{0};
+
+TEST(EmulatedPrompts, KeysOfMixedScales) {
+  for (const KvFormat format : kFormats) {
+    for (const uint64_t nan : {kNoNaN, uint64_t{290}}) {
+      const auto gain = [nan](uint64_t key) { return mixed(key, nan); };
+      expect_close({.format = format, .tokens = 40, .v_gain = gain});
+      // A loud key's logits are too large for any other key to count.
+      const auto quiet = [nan](uint64_t key) { return mixed(key == 5 ? 6 : key, nan); };
+      expect_close({.format = format, .tokens = 40, .k_gain = quiet});
+    }
+  }
+}
+
+// Chunks of a prompt that are too short to be unpacked by a command ahead, and longer ones.
+TEST(EmulatedPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
+  struct Shape {
+    uint64_t capacity, ring_start, window;
+  };
+  constexpr Shape kShapes[] = {{0, 0, 0}, {0, 0, 90}, {330, 0, 0}, {301, 37, 0}, {400, 250, 130}};
+  for (const KvFormat format : kFormats) {
+    for (const auto& [capacity, ring_start, window] : kShapes) {
+      for (const bool loud : {false, true}) {
+        if (loud && (capacity != 0 || window != 0)) continue;
+        const bool others = format != KvFormat::tq4 && format != KvFormat::tq8;
+        if (others && (capacity != 0 || window != 0)) continue;
+        Prompt p{.format = format, .capacity = capacity, .ring_start = ring_start};
+        p.window = window;
+        if (loud) p.k_gain = p.v_gain = [](uint64_t key) { return mixed(key, 260); };
+        const PromptWorld world(emulated_device(3), p);
+        const std::vector<float> whole = world.rows();
+        uint64_t before = unpack_calls(), begin = 0;
+        for (const uint64_t tokens : {40u, 60u, 17u, 120u, 20u, 43u}) {
+          const std::vector<float> chunk = world.rows(begin, begin + tokens);
+          EXPECT_EQ(std::memcmp(chunk.data(), whole.data() + begin * kHeads * kDim,
+                                chunk.size() * sizeof(float)),
+                    0)
+              << name(format) << " tokens from " << begin << ", capacity " << capacity
+              << " from slot " << ring_start << ", window " << window << (loud ? ", loud" : "");
+          begin += tokens;
+        }
+        EXPECT_EQ(begin, p.tokens);
+        before = unpack_calls() - before;
+        EXPECT_LT(before, 6u);
+        EXPECT_TRUE(before != 0 || window != 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gyre::test
