@@ -189,8 +189,9 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
   const ManyRowsLayout layout = layout_of(s);
   if (s.gpu == kManyRowsUnpack) {
     const uint64_t groups = (unpacked_tiles(p, layout.keys) + kUnpackTiles - 1) / kUnpackTiles;
-    const uint64_t at_once = std::max<uint64_t>(limits.multiprocessors, 1) * kUnpackBlocks;
-    return {{static_cast<uint32_t>(std::min(groups * p.kv_heads, at_once)), 1, 1},
+    const uint64_t at_once = uint64_t{limits.multiprocessors} * kUnpackBlocks / p.kv_heads;
+    return {{static_cast<uint32_t>(std::clamp<uint64_t>(at_once, 1, groups)),
+             static_cast<uint32_t>(p.kv_heads), 1},
             kUnpackThreads,
             kUnpackBytes};
   }

@@ -193,24 +193,24 @@ class Consumer {
   template <bool kPlain>
   void softmax_weights(uint32_t stage, const unsigned char* keys, float (&s)[T::kKeyTiles][4],
                        float (&rescale)[2]) {
-    if constexpr (T::kLevelsK && !kPlain) scale_scores<T>(keys, s);
+    // Multipliers are rare: without one, what the code below skips would multiply by 1.
+    const bool multiplied =
+        !kPlain && *reinterpret_cast<const uint32_t*>(keys + kLayout.not_one) != 0;
+    if constexpr (T::kLevelsK && !kPlain) {
+      if (__builtin_expect(multiplied, 0)) scale_scores<T>(keys, s);
+    }
     const bool soft = !kPlain && soft_;
     if (__builtin_expect(soft, 0)) apply_soft_cap(keys, s);
-    float max_scale[2] = {0, 0};
+    float max_scale[2] = {1, 1};
     const bool hidden = !kPlain && !all_seen(stage);
-    if (__builtin_expect(hidden, 0)) {
-      apply_mask(keys, s, max_scale);
-    } else if constexpr (T::kLevelsV && kPlain) {
-      max_scale[0] = max_scale[1] = 1.0f;
-    } else if constexpr (T::kLevelsV) {
-      const float4 maxima = *reinterpret_cast<const float4*>(keys + kLayout.maxima);
-      max_scale[0] = max_scale[1] = fmaxf(fmaxf(maxima.x, maxima.y), fmaxf(maxima.z, maxima.w));
+    if (__builtin_expect(hidden, 0)) apply_mask(keys, s);
+    if constexpr (T::kLevelsV && !kPlain) {
+      if (__builtin_expect(multiplied, 0)) find_max_multiplier<T>(keys, hidden, s, max_scale);
     }
     constexpr uint32_t kChains = 4;  // a maximum waits for the one before it
     float max[2][kChains];
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * kChains; ++i)
-      max[i / kChains][i % kChains] = i % kChains == 0 ? rows_[i / kChains].max : minus_infinity();
+    for (uint32_t i = 0; i < 2 * kChains; ++i) max[i / kChains][i % kChains] = minus_infinity();
 #pragma unroll
     for (uint32_t i = 0; i < T::kKeyTiles * 4; ++i) {
       float& chain = max[i % 4 / 2][i / 4 % 2 * 2 + i % 2];
@@ -220,8 +220,12 @@ class Consumer {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       RowSums& r = rows_[i];
-      r.max = warp_max<4>(fmaxf(fmaxf(max[i][0], max[i][1]), fmaxf(max[i][2], max[i][3])));
+      const float newest =
+          warp_max<4>(fmaxf(fmaxf(max[i][0], max[i][1]), fmaxf(max[i][2], max[i][3])));
+      r.max = fmaxf(r.max, newest);
       factor[i] = soft ? 1.0f : r.factor;
+      // Of keys that the row does not see there is none.
+      if (T::kLevelsV && hidden && !multiplied && newest == minus_infinity()) max_scale[i] = 0;
       if constexpr (T::kLevelsV)
         r.scale_exponent = fmaxf(r.scale_exponent, scale_exponent_of(max_scale[i]));
       float next = r.max == minus_infinity() ? minus_infinity()
@@ -246,11 +250,7 @@ class Consumer {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) rows_[i].sum += sum[i][0] + sum[i][1];
     if constexpr (T::kLevelsV && !kPlain) {
-      if (__builtin_expect(hidden, 0)) {
-        scale_weights<T, true>(keys, s);
-      } else {
-        scale_weights<T, false>(keys, s);
-      }
+      if (__builtin_expect(multiplied, 0)) scale_weights<T>(keys, hidden, s);
     }
   }
 
@@ -296,9 +296,7 @@ class Consumer {
     return !abi::tree_hides(tree_ + token_of(row(i)) * tile_.params.tree_stride, tile_.mask,
                             tile_.walk_key + key);
   }
-  // Also finds the largest multiplier of V that each row sees.
-  void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4],
-                  float (&max_scale)[2]) const {
+  void apply_mask(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) const {
     if (tree_ != nullptr) {
       const uint64_t seen = seen_in_tree(keys);
 #pragma unroll
@@ -307,8 +305,6 @@ class Consumer {
     }
     const auto* const numbers =
         reinterpret_cast<const int2*>(keys + kLayout.numbers) + threadIdx.x % 4;
-    const auto* const scales =
-        reinterpret_cast<const float2*>(keys + kLayout.v_scales) + threadIdx.x % 4;
     const RowLimits of[2] = {limits(0), limits(1)};
     const uint32_t count[2] = {
         of[0].end > of[0].begin ? static_cast<uint32_t>(of[0].end - of[0].begin) : 0,
@@ -316,22 +312,14 @@ class Consumer {
 #pragma unroll
     for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
       const int2 number = numbers[t * 4];
-      float2 scale = make_float2(0, 0);
-      if constexpr (T::kLevelsV) scale = scales[t * 4];
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         // Slots without a key have the number -1.
         const auto from =
             static_cast<uint32_t>((i % 2 == 0 ? number.x : number.y) - of[i / 2].begin);
-        const bool hidden = from >= count[i / 2];
-        if (hidden) s[t][i] = minus_infinity();
-        const float scale_of = i % 2 == 0 ? scale.x : scale.y;
-        if (T::kLevelsV && !hidden && s[t][i] != minus_infinity() && is_finite(scale_of))
-          max_scale[i / 2] = fmaxf(max_scale[i / 2], scale_of);
+        if (from >= count[i / 2]) s[t][i] = minus_infinity();
       }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) max_scale[i] = warp_max<4>(max_scale[i]);
   }
 
   // Values that the producers left out, to the rows that see their keys: whatever the weight, they

@@ -1,5 +1,6 @@
 #pragma once
 // Attention of many rows: multipliers of a stage's keys, in scores and in weights.
+#include "cuda/kernels/attention/common/softmax.cuh"
 #include "cuda/kernels/attention/many_rows/traits.cuh"
 
 namespace gyre::cuda {
@@ -16,9 +17,35 @@ inline void scale_scores(const unsigned char* keys, float (&s)[T::kKeyTiles][4])
   }
 }
 
-// `kHidden`: some rows do not see some keys, whose multipliers may be NaN.
-template <class T, bool kHidden>
-inline void scale_weights(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) {
+// The largest multiplier of V that each of a thread's rows sees; `hidden`: some rows do not see
+// some keys, whose scores are -inf then.
+template <class T>
+inline void find_max_multiplier(const unsigned char* keys, bool hidden,
+                                const float (&s)[T::kKeyTiles][4], float (&max)[2]) {
+  if (!hidden) {
+    const float4 maxima = *reinterpret_cast<const float4*>(keys + T::kLayout.maxima);
+    max[0] = max[1] = fmaxf(fmaxf(maxima.x, maxima.y), fmaxf(maxima.z, maxima.w));
+    return;
+  }
+  max[0] = max[1] = 0;
+  const auto* const scales =
+      reinterpret_cast<const float2*>(keys + T::kLayout.v_scales) + threadIdx.x % 4;
+#pragma unroll
+  for (uint32_t t = 0; t < T::kKeyTiles; ++t) {
+    const float2 scale = scales[t * 4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float of = i % 2 == 0 ? scale.x : scale.y;
+      if (s[t][i] != minus_infinity() && is_finite(of)) max[i / 2] = fmaxf(max[i / 2], of);
+    }
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) max[i] = warp_max<4>(max[i]);
+}
+
+// The multiplier of a key that a row does not see may be NaN.
+template <class T>
+inline void scale_weights(const unsigned char* keys, bool hidden, float (&s)[T::kKeyTiles][4]) {
   const auto* const scales =
       reinterpret_cast<const float2*>(keys + T::kLayout.v_scales) + threadIdx.x % 4;
 #pragma unroll
@@ -26,7 +53,7 @@ inline void scale_weights(const unsigned char* keys, float (&s)[T::kKeyTiles][4]
     const float2 scale = scales[t * 4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
-      s[t][i] = kHidden && s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
+      s[t][i] = hidden && s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
   }
 }
 

@@ -22,20 +22,23 @@ class UnpackedProducer {
     for (uint32_t m = 0; m < items + kAhead; ++m) {
       if (m >= kAhead) {
         copy_wait<kAhead - 1>();
-        if ((m - kAhead) % 2 == 0) hand_over_keys((m - kAhead) / 2);
+        if (m == kAhead) hand_over_keys(0);
         fence_operands();
         arrive(&state_.full[at.slot]);
         at = at.next();
+        // Of the next item, ahead of its K: consumers wait for that.
+        if ((m - kAhead) % 2 != 0) hand_over_keys((m - kAhead) / 2 + 1);
       }
       if (m < items) {
         wait_for_phase(&state_.empty[next.slot], next.phase ^ 1);
         const SharedAddress to =
             shared_address(dynamic_shared()) + kLayout.slot + next.slot * kLayout.slot_bytes;
+        if (m == 0) copy_multipliers(0);
         if (m % 2 == 0) {
           copy_keys(to);
-          copy_multipliers(m / 2);
         } else {
           copy_values(to);
+          copy_multipliers(m / 2 + 1);
         }
         next = next.next();
       }

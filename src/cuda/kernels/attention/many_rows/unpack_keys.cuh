@@ -1,7 +1,7 @@
 #pragma once
 // Attention of many rows: the command that unpacks K and V ahead of the one that attends, once for
 // all rows. Bytes moved: codes and scales once in, 16 bits for each coordinate out. A block takes
-// some tiles of a KV head at a time.
+// some tiles of a KV head at a time; all of their codes are asked for before the first is used.
 #include "cuda/kernels/attention/common/key_words.cuh"
 #include "cuda/kernels/attention/common/value_pair.cuh"
 #include "cuda/kernels/attention/many_rows/layout.cuh"
@@ -11,56 +11,66 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kUnpackKeys = kUnpackTiles * 8;
+static_assert(kUnpackThreads == 2 * kUnpackKeys);  // a scale of K or V each
 
 struct UnpackState {
   abi::AttentionParams params;
-  uint64_t k_codes, stored_k_scales, v_codes, stored_v_scales, partial;
   UnpackedWalk all;
-  uint64_t front, groups;  // tiles in front of the first key's, groups of tiles of a KV head
-  uint32_t k_scales[kUnpackKeys];  // f16, twice
-  alignas(16) uint16_t v_scales[kUnpackKeys];
+  UnpackedTiles to;                   // of the KV head's first tile
+  uint64_t k, v, k_scales, v_scales;  // of the KV head
+  int32_t front, tiles;               // ahead of the first key's tile, and from there on
+  // What levels are multiplied by, as f16, of two groups of tiles in turn.
+  uint32_t k_factors[2][kUnpackKeys];  // twice
+  alignas(16) uint16_t v_factors[2][kUnpackKeys];
 };
 static_assert(sizeof(UnpackState) <= kUnpackBytes);
 
-template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim, uint32_t kStageKeys>
+template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim>
 class Unpacker {
  public:
-  explicit Unpacker(UnpackState& state) : state_(state) {}
+  Unpacker(const UnpackState& state, const abi::AttentionParams& p)
+      : first_tile_(static_cast<uint32_t>(state.all.walk.first_tile)),
+        tiles_a_(static_cast<uint32_t>(state.all.walk.tiles_a)),
+        tiles_(static_cast<uint32_t>(state.all.walk.tiles)),
+        k_stride_(static_cast<uint32_t>(p.k.codes_tile_stride)),
+        v_stride_(static_cast<uint32_t>(p.v.codes_tile_stride)),
+        k_(state.k),
+        v_(state.v),
+        of_v_(threadIdx.x / kUnpackKeys != 0) {
+    const uint32_t key = threadIdx.x % kUnpackKeys;
+    scale_stride_ = static_cast<uint32_t>(of_v_ ? p.v.scales_tile_stride : p.k.scales_tile_stride);
+    scales_ = (of_v_ ? state.v_scales : state.k_scales) + key % 8 * 2;
+    multipliers_ = (of_v_ ? state.to.v_multipliers : state.to.k_multipliers) + key * 2;
+    to_k_ = state.to.k + threadIdx.x * 16;
+    to_v_ = state.to.v + (threadIdx.x / kHalf * kVDim + coordinate()) * 16;
+  }
 
-  // The index-th group of tiles; all threads.
-  void run(uint64_t index) {
-    const abi::AttentionParams& p = state_.params;
-    const uint64_t head = divide(index, state_.groups);
-    first_ = static_cast<int64_t>((index - head * state_.groups) * kUnpackTiles) -
-             static_cast<int64_t>(state_.front);
-    to_ = unpacked_tiles_at(p, state_.partial, head, first_, kStageKeys);
-    const uint64_t k = state_.k_codes + head * p.k.codes_head_stride,
-                   v = state_.v_codes + head * p.v.codes_head_stride;
-    // All loads ahead of what waits for them.
+  // Tiles from `first` on, the `turn`-th time; all threads.
+  void run(UnpackState& state, int32_t first, uint32_t turn) {
     KeyWords<kK> keys[kKeyCount];
 #pragma unroll
     for (uint32_t i = 0; i < kKeyCount; ++i) {
-      const uint32_t row = key_row(i);
+      const int32_t at = first + static_cast<int32_t>(key_row(i) / 8);
       keys[i].low = keys[i].next = keys[i].high = 0;
-      if (present(row / 8))
-        keys[i] = {
-            pointer<const uint8_t>(k + tile(row / 8) * p.k.codes_tile_stride) + row % 8 * kRowBytes,
-            kKDim, key_chunk() / 4, key_chunk() % 4};
+      if (present(at))
+        keys[i] = {reinterpret_cast<const uint8_t*>(k_ + uint64_t{tile(at)} * k_stride_ +
+                                                    key_row(i) % 8 * kRowBytes),
+                   kKDim, key_chunk() / 4, key_chunk() % 4};
     }
     ValuePair<kV> values[kValueCount];
 #pragma unroll
     for (uint32_t i = 0; i < kValueCount; ++i) {
-      const uint32_t nth = value_tile(i);
+      const int32_t at = first + static_cast<int32_t>(value_tile(i));
       values[i] = {};
-      if (present(nth))
-        values[i] = {pointer<const uint8_t>(v + tile(nth) * p.v.codes_tile_stride), kVDim,
+      if (present(at))
+        values[i] = {reinterpret_cast<const uint8_t*>(v_ + uint64_t{tile(at)} * v_stride_), kVDim,
                      coordinate(), coordinate() + kHalf};
     }
-    if (threadIdx.x < 2 * kUnpackKeys) hand_over_scale(head, threadIdx.x / kUnpackKeys != 0);
+    hand_over_scale(state, first, turn % 2);
     __syncthreads();
-    write_keys(keys);
-    write_values(values);
-    __syncthreads();  // scales are read
+    const auto nth = static_cast<int64_t>(first);
+    write_keys(state.k_factors[turn % 2], keys, to_k_ + nth * kKDim * 16);
+    write_values(state.v_factors[turn % 2], values, to_v_ + nth * kVDim * 16);
   }
 
  private:
@@ -75,90 +85,94 @@ class Unpacker {
   static uint32_t key_row(uint32_t i) { return threadIdx.x / kUnits + i * kKeyStep; }
   static uint32_t coordinate() { return threadIdx.x % kHalf; }
   static uint32_t value_tile(uint32_t i) { return threadIdx.x / kHalf + i * kValueStep; }
-  // Whether the cache has a tile for a tile of the group, and which.
-  bool present(uint32_t nth) const {
-    const int64_t at = first_ + nth;
-    return at >= 0 && at < static_cast<int64_t>(state_.all.walk.tiles);
-  }
-  uint64_t tile(uint32_t nth) const {
-    return state_.all.walk.tile(static_cast<uint64_t>(first_ + nth));
+  // Whether the cache has a tile for a tile of the operands, and which.
+  bool present(int32_t at) const { return static_cast<uint32_t>(at) < tiles_; }
+  uint32_t tile(int32_t at) const {
+    const auto nth = static_cast<uint32_t>(at);
+    return nth < tiles_a_ ? first_tile_ + nth : nth - tiles_a_;
   }
 
-  // A thread's key of the group: what its levels are multiplied by, and its multiplier.
-  void hand_over_scale(uint64_t head, bool of_v) {
-    const abi::AttentionParams& p = state_.params;
-    const abi::KvCacheLayout& cache = of_v ? p.v : p.k;
+  // What the levels of the thread's key of K or V are multiplied by, and its multiplier.
+  void hand_over_scale(UnpackState& state, int32_t first, uint32_t turn) const {
     const uint32_t key = threadIdx.x % kUnpackKeys;
+    const int32_t at = first + static_cast<int32_t>(key / 8);
     uint32_t stored = 0;
-    if (present(key / 8))
-      stored =
-          load_bits((of_v ? state_.stored_v_scales : state_.stored_k_scales) +
-                        head * cache.scales_head_stride + tile(key / 8) * cache.scales_tile_stride,
-                    key % 8, false);
+    if (present(at)) stored = load_bits(scales_ + uint64_t{tile(at)} * scale_stride_, 0, false);
     const OperandScale scale = operand_scale(stored);
-    if (of_v) {
-      state_.v_scales[key] = static_cast<uint16_t>(scale.f16);
+    if (of_v_) {
+      state.v_factors[turn][key] = static_cast<uint16_t>(scale.f16);
     } else {
-      state_.k_scales[key] = scale.f16 * 0x10001u;
+      state.k_factors[turn][key] = scale.f16 * 0x10001u;
     }
-    pointer<uint16_t>(of_v ? to_.v_multipliers : to_.k_multipliers)[key] =
+    *pointer<uint16_t>(multipliers_ + static_cast<int64_t>(first) * kScaleTileBytes) =
         static_cast<uint16_t>(scale.multiplier);
   }
 
-  void write_keys(const KeyWords<kK> (&keys)[kKeyCount]) const {
+  static void write_keys(const uint32_t* factors, const KeyWords<kK> (&keys)[kKeyCount],
+                         uint64_t to) {
     const LevelTable table = level_table<kK, true>();
 #pragma unroll
-    for (uint32_t i = 0; i < kKeyCount; ++i) {
-      const uint32_t row = key_row(i);
-      pointer<uint4>(to_.k)[row * kUnits + key_chunk()] = scaled_chunk(
-          level_chunk<kK>(keys[i].operands(table, key_chunk() / 4)), state_.k_scales[row]);
-    }
+    for (uint32_t i = 0; i < kKeyCount; ++i)
+      pointer<uint4>(to)[i * kUnpackThreads] = scaled_chunk(
+          level_chunk<kK>(keys[i].operands(table, key_chunk() / 4)), factors[key_row(i)]);
   }
-  void write_values(const ValuePair<kV> (&values)[kValueCount]) const {
+  static void write_values(const uint16_t* factors, const ValuePair<kV> (&values)[kValueCount],
+                           uint64_t to) {
     const LevelTable table = level_table<kV, true>();
 #pragma unroll
     for (uint32_t i = 0; i < kValueCount; ++i) {
-      const uint32_t nth = value_tile(i);
       Operands<1> x[2];
       unpack_values<kV, true>(table, values[i].low, values[i].high, 0, x);
-      const uint4 scales = *reinterpret_cast<const uint4*>(state_.v_scales + nth * 8);
-      uint4* const to = pointer<uint4>(to_.v) + nth * kVDim + coordinate();
-      to[0] = scaled_chunk(level_chunk<kV>(x[0]), scales);
-      to[kHalf] = scaled_chunk(level_chunk<kV>(x[1]), scales);
+      const uint4 scales = *reinterpret_cast<const uint4*>(factors + value_tile(i) * 8);
+      pointer<uint4>(to)[i * kValueStep * kVDim] = scaled_chunk(level_chunk<kV>(x[0]), scales);
+      pointer<uint4>(to)[i * kValueStep * kVDim + kHalf] =
+          scaled_chunk(level_chunk<kV>(x[1]), scales);
     }
   }
 
-  UnpackState& state_;
-  int64_t first_ = 0;
-  UnpackedTiles to_ = {};
+  const uint32_t first_tile_, tiles_a_, tiles_, k_stride_, v_stride_;
+  const uint64_t k_, v_;
+  const bool of_v_;
+  uint32_t scale_stride_;
+  uint64_t scales_, multipliers_, to_k_, to_v_;
 };
 
+// A KV head for each row of the grid.
 template <uint32_t kK, uint32_t kV, uint32_t kKDim, uint32_t kVDim>
 __global__ void __launch_bounds__(kUnpackThreads)
     attention_many_rows_unpack(const abi::AttentionParams params, const Args args) {
   constexpr uint32_t kStageKeys = many_rows_layout(kK, kV, kKDim, kVDim, kManyRowsUnpacked).keys;
-  pdl_wait();
-  pdl_launch_dependents();
   UnpackState& state = *reinterpret_cast<UnpackState*>(dynamic_shared());
   if (threadIdx.x == 0) {
     using enum abi::AttentionArg;
-    state.params = params;
-    state.k_codes = args.at[arg_k_codes], state.stored_k_scales = args.at[arg_k_scales];
-    state.v_codes = args.at[arg_v_codes], state.stored_v_scales = args.at[arg_v_scales];
-    state.partial = args.at[arg_partial];
-    if (const uint64_t at = args.at[arg_state]; at != 0)
+    const uint64_t head = blockIdx.y;
+    if (const uint64_t at = args.at[arg_state]; at != 0) {
+      pdl_wait();
+      state.params = params;
       abi::attention_follow(*pointer<const abi::KvState>(at), state.params);
-    state.all = {state.params, kStageKeys};
-    const uint64_t tiles = state.all.walk.tiles;
-    state.front = state.all.in_front ? unpacked_front(kStageKeys) : 0;
-    state.groups = tiles == 0
-                       ? 0
-                       : divide(state.front + tiles + kStageKeys / abi::kKvTile + kUnpackTiles - 1,
-                                kUnpackTiles);
+      state.all = {state.params, kStageKeys};
+    } else {
+      state.all = {params, kStageKeys};
+    }
+    state.k = args.at[arg_k_codes] + head * params.k.codes_head_stride;
+    state.v = args.at[arg_v_codes] + head * params.v.codes_head_stride;
+    state.k_scales = args.at[arg_k_scales] + head * params.k.scales_head_stride;
+    state.v_scales = args.at[arg_v_scales] + head * params.v.scales_head_stride;
+    state.to = unpacked_tiles_at(params, args.at[arg_partial], head, 0, kStageKeys);
+    const auto tiles = static_cast<int32_t>(state.all.walk.tiles);
+    state.front = state.all.in_front ? static_cast<int32_t>(unpacked_front(kStageKeys)) : 0;
+    state.tiles = tiles == 0 ? 0 : tiles + static_cast<int32_t>(kStageKeys / abi::kKvTile);
   }
+  pdl_wait();
+  pdl_launch_dependents();
   __syncthreads();
-  Unpacker<kK, kV, kKDim, kVDim, kStageKeys> unpacker(state);
-  for (uint64_t i = blockIdx.x; i < state.groups * params.kv_heads; i += gridDim.x) unpacker.run(i);
+  Unpacker<kK, kV, kKDim, kVDim> unpacker(state, params);
+  uint32_t turn = 0;
+  const int32_t tiles = state.tiles;
+#pragma unroll 1
+  for (int32_t first = static_cast<int32_t>(blockIdx.x * kUnpackTiles) - state.front; first < tiles;
+       first += static_cast<int32_t>(gridDim.x * kUnpackTiles))
+    unpacker.run(state, first, turn++);
 }
 
 }  // namespace gyre::cuda

@@ -18,8 +18,8 @@ struct UnpackedTiles {
 constexpr uint64_t kUnpackedBegin = paged_counter_bytes(0);  // of the scratch memory
 constexpr uint32_t kScaleTileBytes = 2 * abi::kKvTile;
 // How the command that unpacks is launched; a block takes some tiles at a time.
-constexpr uint32_t kUnpackThreads = 128, kUnpackTiles = 4, kUnpackBytes = 1536,
-                   kUnpackBlocks = 16;  // of a multiprocessor
+constexpr uint32_t kUnpackThreads = 128, kUnpackTiles = 8, kUnpackBytes = 2048,
+                   kUnpackBlocks = 8;  // of a multiprocessor
 
 // In a ring that is too short for the begin of a stage, a work tile may begin up to a stage ahead
 // of the first key.
