@@ -7,6 +7,7 @@
 
 #include "attend.h"
 #include "kv_calibration.h"
+#include "kv_pages.h"
 #include "rope_append.h"
 
 namespace gyre::python {
@@ -146,13 +147,16 @@ Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Opera
                const OptionalOperand& out, std::optional<float> scale, bool causal, uint64_t window,
                float soft_cap, const OptionalOperand& sink_logits,
                const OptionalOperand& alibi_slopes, const OptionalOperand& lse,
-               const OptionalOperand& tree_mask) {
+               const OptionalOperand& tree_mask, BoundScratch* scratch) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
   const Tensor queries = operand("q", q);
   const Written to = operand.written("out", out, queries.dtype(),
                                      attend_shape(queries, use.cache().layers(), layer));
-  const AttendInputs inputs{.q = queries, .out = to.tensor, .lse = operand("lse", lse)};
+  const AttendInputs inputs{.q = queries,
+                            .out = to.tensor,
+                            .lse = operand("lse", lse),
+                            .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
   const AttendOptions options{.scale = scale,
                               .mask = {.causal = causal,
                                        .window = window,
@@ -246,11 +250,13 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
       .def("attend", attend, "encoder"_a, "layer"_a, "q"_a, "out"_a = nb::none(),
            "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "soft_cap"_a = 0.0f,
            "sink_logits"_a = nb::none(), "alibi_slopes"_a = nb::none(), "lse"_a = nb::none(),
-           "tree_mask"_a = nb::none(),
+           "tree_mask"_a = nb::none(), "scratch"_a = nb::none(),
            "Records attention of the newest tokens over all tokens so far and returns out. q is "
            "[tokens, heads, head_dim] and out [tokens, heads, v_head_dim]; f32, f16 or bf16. If "
            "you leave out `out`, a gyre.Tensor of q's dtype is made. A window of 0 is the layer's. "
-           "The other arguments are those of attention().")
+           "scratch is an AttentionScratch that caches share whose calls run one after the other; "
+           "without one the cache keeps its own memory. The other arguments are those of "
+           "attention().")
       .def(
           "rollback",
           [](BoundKvCache& self, Encoder& encoder, uint64_t tokens) {

@@ -5,11 +5,6 @@
 namespace gyre::python {
 namespace {
 
-struct BoundScratch {
-  Device device;
-  Tensor tensor;
-};
-
 KvPageShape shape_of(const std::string& k, const std::string& v, uint64_t kv_heads,
                      uint64_t head_dim, uint64_t v_head_dim, uint64_t page_tokens, bool latent) {
   return {.k = kv_format(k),

@@ -9,4 +9,9 @@ struct BoundKvPages {
   KvPages pages;
 };
 
+struct BoundScratch {
+  Device device;
+  Tensor tensor;
+};
+
 }  // namespace gyre::python

@@ -307,8 +307,11 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   const void* const list = s.list_of("kv_cache.attend", encoder);
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
   const NewNote note{s.log, s.log->attend_note(owner, tokens, with.mask.window)};
-  attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, s.resolved[owner].latent}, with,
-               s.layers[owner].segments, s.scratch, &note);
+  const bool latent = s.resolved[owner].latent;
+  with_scratch(s.scratch, in.scratch, latent, [&](AttendScratch& scratch) {
+    attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, latent}, with, s.layers[owner].segments,
+                 scratch, &note);
+  });
   s.log->recorded(note.note, list);
 } catch (const std::bad_alloc&) {
   out_of_memory("kv_cache.attend");

@@ -76,6 +76,17 @@ struct AttendScratch {
   Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
+// Calls `attend` with memory to use, what kernels need of it the caller's own if there is any.
+template <class Attend>
+void with_scratch(AttendScratch& own, Tensor* callers, bool latent, const Attend& attend) {
+  if (callers == nullptr) return attend(own);
+  AttendScratch used = own;
+  used.of_kernels(latent) = *callers;
+  attend(used);
+  *callers = used.of_kernels(latent);
+  own.states = used.states;
+}
+
 // Reads the caches of `segments` and ignores those of `inputs`. A refused call leaves `scratch` as
 // it is.
 void attend_cache(Encoder& encoder, const AttentionInputs& inputs, const AttentionOptions& options,

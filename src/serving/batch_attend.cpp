@@ -63,6 +63,13 @@ PagedCall KvBatch::State::over(PagedCall call, const KvPoolState::Store& store,
 
 void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
                             const AttendOptions& with) {
+  const bool latent = pool->resolved[owner_of(pool->resolved, index)].latent;
+  with_scratch(scratch, given.scratch, latent,
+               [&](AttendScratch& memory) { attend(encoder, index, given, with, memory); });
+}
+
+void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
+                            const AttendOptions& with, AttendScratch& memory) {
   const void* const list = list_of(kOp, encoder);
   const uint64_t owner = owner_of(pool->resolved, index);
   const KvPoolState::Layer& l = pool->layers[owner];
@@ -85,7 +92,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   call.schedules = &schedules;
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
-  AttendScratch reserved = scratch;
+  AttendScratch reserved = memory;
   const auto attend = [&](const KvPoolState::Store& store, abi::KvSegment segment,
                           const AttentionMergeInputs& to) {
     const PagedCall part = over(call, store, segment);
@@ -97,7 +104,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
     attend(*l.body, abi::kSegmentBody, outputs);
   } else {
     const Dims shape = attention_partial_shape(segments, in.q.shape(), in.out.shape(2));
-    reserved.states = at_least(encoder.device(), scratch.states, elements(shape));
+    reserved.states = at_least(encoder.device(), memory.states, elements(shape));
     AttentionMergeInputs merged = outputs;
     merged.partial = reserved.states.slice(0, 0, elements(shape)).reshape(shape);
     uint64_t done = 0;
@@ -115,7 +122,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   recording.note({log, note});
   recording.commit();
   log->recorded(note, list);
-  scratch = reserved;
+  memory = reserved;
 }
 
 void KvBatch::attend(Encoder& encoder, uint64_t layer, const AttendInputs& inputs,

@@ -53,6 +53,8 @@ class KvBatch::State {
     if (log->complete()) finish();
   }
   void attend(Encoder& encoder, uint64_t index, const AttendInputs& in, const AttendOptions& with);
+  void attend(Encoder& encoder, uint64_t index, const AttendInputs& in, const AttendOptions& with,
+              AttendScratch& memory);
 
   std::shared_ptr<KvPoolState> pool;
   KvBatchOptions options;

@@ -162,5 +162,44 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
   }
 }
 
+// Prompts, then single tokens, of two caches in turn.
+std::vector<float> two_caches(const Device& device, Tensor* scratch) {
+  constexpr uint64_t kTokens = 300;
+  const KvCacheOptions options{.kv_heads = 1,
+                               .head_dim = kDim,
+                               .capacity = 400,
+                               .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq8}}};
+  KvCache caches[] = {KvCache(device, options), KvCache(device, options)};
+  std::vector<float> all;
+  uint32_t seed = 0;
+  for (const uint64_t tokens : {kTokens, uint64_t{1}, uint64_t{90}}) {
+    for (KvCache& cache : caches) {
+      const auto rows = [&](uint64_t heads) {
+        return tensor_of(device, gaussian_rows(tokens * heads, kDim, ++seed),
+                         {tokens, heads, kDim});
+      };
+      Encoder encoder(device);
+      cache.begin_step(encoder, tokens);
+      cache.append(encoder, 0, rows(1), rows(1));
+      const Tensor out = device.tensor(DType::f32, {tokens, kHeads, kDim});
+      cache.attend(encoder, 0, {.q = rows(kHeads), .out = out, .scratch = scratch});
+      encoder.submit().wait();
+      const std::vector<float> values = floats_of(out);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  }
+  return all;
+}
+
+TEST(AttentionPrompts, CachesCanShareScratch) {
+  Tensor scratch;
+  const std::vector<float> shared = two_caches(test_device(), &scratch);
+  const std::vector<float> own = two_caches(test_device(), nullptr);
+  ASSERT_EQ(shared.size(), own.size());
+  EXPECT_EQ(std::memcmp(shared.data(), own.data(), own.size() * sizeof(float)), 0);
+  // The CPU's attention keeps its memory itself.
+  EXPECT_EQ(scratch.defined(), test_device().info().name.starts_with("cuda"));
+}
+
 }  // namespace
 }  // namespace gyre::test

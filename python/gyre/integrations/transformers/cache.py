@@ -15,6 +15,7 @@ from . import files
 from .columns import Columns
 from .config import chosen_formats, layer_calibrations, refused, sharing_layers, stored_layers
 from .layer import GyreLayer, device_name
+from .stores import Scratch
 
 _DEFAULT_CAPACITY = 8192  # of models that do not say what they were made for
 
@@ -70,7 +71,7 @@ class GyreCache(Cache):
         self.columns = Columns()
         self.calibration, self._warned = calibration, not grows
         per_layer = layer_calibrations(calibration, stored)
-        common = (self.columns, capacity, grows, step_tokens, paged, device)
+        common = (self.columns, capacity, grows, step_tokens, paged, device, Scratch())
         make = lambda layer, layer_calibration, sharing: GyreLayer(layer, *common, layer_calibration, sharing)
         super().__init__(layers=[make(*each) for each in zip(stored, per_layer, sharing_layers(config))])
 

@@ -13,7 +13,7 @@ from gyre.integrations.torch_ops import state_of
 
 from .columns import Columns
 from .config import refused
-from .stores import OneSequence, Pages, Shape
+from .stores import OneSequence, Pages, Scratch, Shape
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -94,6 +94,7 @@ class GyreLayer(CacheLayerMixin):
         step_tokens: int,
         paged: bool,
         device: gyre.Device | None,
+        scratch: Scratch,
         layer_calibration: LayerCalibration | None = None,
         sharing: int = 0,
     ):
@@ -108,6 +109,7 @@ class GyreLayer(CacheLayerMixin):
         self.step_tokens = step_tokens
         self.paged = paged
         self.device = device
+        self.scratch = scratch
         self.window = stored.window
         self.is_sliding = stored.window > 0
         self.length = 0  # columns, padding included
@@ -129,7 +131,18 @@ class GyreLayer(CacheLayerMixin):
         layer_calibration = () if self.layer_calibration is None else (self.layer_calibration.on(device),)
         if step_tokens is None:
             step_tokens = max(self.step_tokens, tokens) if self.sharing else self.step_tokens
-        shape = Shape(device, self.stored, kv_heads, head_dim, self.capacity, step_tokens, self.grows, layer_calibration, self.sharing)
+        shape = Shape(
+            device,
+            self.stored,
+            kv_heads,
+            head_dim,
+            self.capacity,
+            step_tokens,
+            self.grows,
+            layer_calibration,
+            self.sharing,
+            self.scratch.on(device),
+        )
         pages = self.paged or batch > 1
         return Pages(shape, batch, tokens) if pages else OneSequence(shape, tokens)
 

@@ -15,6 +15,19 @@ _FIRST_TOKENS = 1024  # that a growing store has memory for
 _PAGE_TOKENS = 64  # with pages of 64 tokens, layers without a window have the bits of a KvCache
 
 
+class Scratch:
+    """The memory that layers attend with, one after the other: they share it, because on CUDA a prompt over a compressed layer needs
+    more than the layer holds."""
+
+    def __init__(self):
+        self._on: dict[str, gyre.AttentionScratch] = {}
+
+    def on(self, device: gyre.Device) -> gyre.AttentionScratch:
+        if device.name not in self._on:
+            self._on[device.name] = gyre.AttentionScratch(device)
+        return self._on[device.name]
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a layer's tokens look like, and how many there may be of a row."""
@@ -28,6 +41,7 @@ class Shape:
     grows: bool  # False: memory for token_limit is taken at once
     layer_calibration: tuple = ()  # a pair of gyre.KvCalibration, or none
     sharing: int = 0  # layers that attend to this one's tokens
+    scratch: gyre.AttentionScratch | None = None
 
     @property
     def layers(self) -> list[gyre.KvLayer]:
@@ -70,7 +84,7 @@ class OneSequence:
     def attend(self, tokens: list[int], q, k, v, out, reader: int = 0, **how) -> gyre.Fence:
         """Stores the new tokens of the sequence, and attends. reader: from 1 on a layer that shares tokens which are stored."""
         if reader > 0:
-            self.cache.attend(self.encoder, reader, q, out, **how)
+            self.cache.attend(self.encoder, reader, q, out, scratch=self.shape.scratch, **how)
             return self.encoder.submit()
         (count,) = tokens
         needed = self.cache.length + count
@@ -79,7 +93,7 @@ class OneSequence:
             self.encoder.submit()
         self.cache.begin_step(self.encoder, count)
         self.cache.append(self.encoder, 0, k, v)
-        self.cache.attend(self.encoder, 0, q, out, **how)
+        self.cache.attend(self.encoder, 0, q, out, scratch=self.shape.scratch, **how)
         return self.encoder.submit()
 
     def rollback(self, tokens: list[int]) -> None:
