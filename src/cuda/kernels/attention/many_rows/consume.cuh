@@ -136,7 +136,7 @@ class Consumer {
     }
     to_operand<kPlain>(scores.s, p);
     if constexpr (!kWaitsForV) wait_for_phase(&state_.full[v.slot], v.phase);
-    begin_values<T>(p, slot(v.slot), o_);
+    begin_values<ValueOperand<T>>(p, slot(v.slot), o_);
     scores.k = v.next();
     if (!last) begin_stage(scores);
     wait_for_product(o_);

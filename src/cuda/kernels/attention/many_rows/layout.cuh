@@ -85,9 +85,11 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
   if (v_levels && a.keys < 64) a.keys = 64;  // an operand of V has 64 keys a row
   a.q_panel = kGroupRows * 128;
   a.k_panel = a.keys * 128;
-  a.v_panel = v_levels ? v_dim * 128 : a.keys * 128;
+  // Levels that the producers unpack have keys inside the rows of V's operand, others coordinates.
+  const bool keys_inside = v_levels && !unpacked;
+  a.v_panel = keys_inside ? v_dim * 128 : a.keys * 128;
   const uint32_t k_bytes = panels_of(k_dim) * a.k_panel;
-  const uint32_t v_bytes = (v_levels ? panels_of(a.keys) : panels_of(v_dim)) * a.v_panel;
+  const uint32_t v_bytes = (keys_inside ? panels_of(a.keys) : panels_of(v_dim)) * a.v_panel;
   a.slot_bytes = round_up(k_bytes > v_bytes ? k_bytes : v_bytes, 1024);
   a.scales = 0;
   a.numbers = a.scales + a.keys * 4;

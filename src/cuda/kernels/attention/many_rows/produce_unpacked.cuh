@@ -35,9 +35,9 @@ class UnpackedProducer {
             shared_address(dynamic_shared()) + kLayout.slot + next.slot * kLayout.slot_bytes;
         if (m == 0) copy_multipliers(0);
         if (m % 2 == 0) {
-          copy_keys(to);
+          copy_rows<T::kKDim, kLayout.k_panel>(to, from_.k);
         } else {
-          copy_values(to);
+          copy_rows<T::kVDim, kLayout.v_panel>(to, from_.v);
           copy_multipliers(m / 2 + 1);
         }
         next = next.next();
@@ -58,39 +58,22 @@ class UnpackedProducer {
            thread() / kWarp * kWarpMultipliers;
   }
 
-  // Rows of K to their places in the operand.
-  void copy_keys(SharedAddress to) {
-    using Copies = RowCopies<T::kKDim>;
-    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = T::kKDim * 2;
+  // Rows of K or V to their places in the operand.
+  template <uint32_t kDim, uint32_t kPanel>
+  static void copy_rows(SharedAddress to, uint64_t& rows) {
+    using Copies = RowCopies<kDim>;
+    constexpr uint32_t kChunks = Copies::kChunks, kLanes = Copies::kLanes, kRow = kDim * 2;
     const Copies of(thread());
     const uint32_t lane = thread() % kLanes;
-    const uint64_t from = from_.k + (of.tile * 8 + of.row) * kRow + lane * 16;
-    to += of.tile * 1024 + of.row * 128 + lane / 8 * kLayout.k_panel + ((lane ^ of.row) & 7) * 16;
+    const uint64_t from = rows + (of.tile * 8 + of.row) * kRow + lane * 16;
+    to += of.tile * 1024 + of.row * 128 + lane / 8 * kPanel + ((lane ^ of.row) & 7) * 16;
 #pragma unroll
     for (uint32_t tile = 0; tile < T::kTiles; tile += Copies::kTilesAtOnce) {
 #pragma unroll
       for (uint32_t c = 0; c < kChunks; c += kLanes)
-        copy(to + tile * 1024 + c / 8 * kLayout.k_panel, from + tile * 8 * kRow + c * 16);
+        copy(to + tile * 1024 + c / 8 * kPanel, from + tile * 8 * kRow + c * 16);
     }
-    from_.k += T::kKeys * kRow;
-  }
-
-  // Eight keys of each coordinate of V.
-  void copy_values(SharedAddress to) {
-    constexpr uint32_t kLanes = T::kVDim < kProducers ? T::kVDim : kProducers,
-                       kTilesAtOnce = kProducers / kLanes, kTileBytes = T::kVDim * 16;
-    const uint32_t coordinate = thread() % kLanes, first = thread() / kLanes;
-    const uint64_t from = from_.v + first * kTileBytes + coordinate * 16;
-    const uint32_t base = operand_byte(kLayout.v_panel, coordinate, first);
-#pragma unroll
-    for (uint32_t tile = 0; tile < T::kTiles; tile += kTilesAtOnce) {
-      // The bits of `tile` are none of those of `first`: the XOR swizzle takes them in turn.
-      const SharedAddress target = to + (base ^ tile % 8 * 16) + tile / 8 * kLayout.v_panel;
-#pragma unroll
-      for (uint32_t c = 0; c < T::kVDim; c += kLanes)
-        copy(target + c * 128, from + tile * kTileBytes + c * 16);
-    }
-    from_.v += T::kTiles * kTileBytes;
+    rows += T::kKeys * kRow;
   }
 
   // A warp copies those of the keys that it hands over: four tiles of K's, then V's.

@@ -36,6 +36,12 @@ struct ManyRows {
   static constexpr float kWeightExponent = kBf16V ? 0.0f : 8.0f;
 };
 
+// As products see V's operand: unpacked by a command ahead, it has rows of keys.
+template <class T>
+struct ValueOperand : T {
+  static constexpr bool kLevelsV = T::kLevelsV && !T::kUnpacked;
+};
+
 // What some stages alone ask of a row. Keys are counted from the walk's first.
 struct RowLimits {
   int32_t begin, end;  // keys that it sees

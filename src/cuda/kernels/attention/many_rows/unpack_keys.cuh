@@ -42,7 +42,7 @@ class Unpacker {
     scales_ = (of_v_ ? state.v_scales : state.k_scales) + key % 8 * 2;
     multipliers_ = (of_v_ ? state.to.v_multipliers : state.to.k_multipliers) + key * 2;
     to_k_ = state.to.k + threadIdx.x * 16;
-    to_v_ = state.to.v + (threadIdx.x / kHalf * kVDim + coordinate()) * 16;
+    to_v_ = state.to.v + (threadIdx.x / kValueUnits * 8 * kValueUnits + value_unit()) * 16;
   }
 
   // Tiles from `first` on, the `turn`-th time; all threads.
@@ -57,14 +57,18 @@ class Unpacker {
                                                     key_row(i) % 8 * kRowBytes),
                    kKDim, key_chunk() / 4, key_chunk() % 4};
     }
-    ValuePair<kV> values[kValueCount];
+    ValuePair<kV> values[kValueCount][4];
 #pragma unroll
     for (uint32_t i = 0; i < kValueCount; ++i) {
       const int32_t at = first + static_cast<int32_t>(value_tile(i));
-      values[i] = {};
-      if (present(at))
-        values[i] = {reinterpret_cast<const uint8_t*>(v_ + uint64_t{tile(at)} * v_stride_), kVDim,
-                     coordinate(), coordinate() + kHalf};
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) {
+        const uint32_t coordinate = value_unit() * 8 + 2 * e;
+        values[i][e] = {};
+        if (present(at))
+          values[i][e] = {reinterpret_cast<const uint8_t*>(v_ + uint64_t{tile(at)} * v_stride_),
+                          kVDim, coordinate, coordinate + 1};
+      }
     }
     hand_over_scale(state, first, turn % 2);
     __syncthreads();
@@ -74,17 +78,18 @@ class Unpacker {
   }
 
  private:
-  static constexpr uint32_t kUnits = kKDim / 8, kHalf = kVDim / 2,
+  static constexpr uint32_t kUnits = kKDim / 8, kValueUnits = kVDim / 8,
                             kRowBytes = kKDim * abi::kv_bits(kK) / 8,
-                            kKeyStep = kUnpackThreads / kUnits, kValueStep = kUnpackThreads / kHalf,
+                            kKeyStep = kUnpackThreads / kUnits,
+                            kValueStep = kUnpackThreads / kValueUnits,
                             kKeyCount = kUnpackKeys / kKeyStep,
-                            kValueCount = kUnpackTiles / kValueStep;
-  static_assert(kUnpackThreads % kUnits == 0 && kUnpackThreads % kHalf == 0);
+                            kValueCount = kValueStep < kUnpackTiles ? kUnpackTiles / kValueStep : 1;
+  static_assert(kUnpackThreads % kUnits == 0 && kUnpackThreads % kValueUnits == 0);
 
   static uint32_t key_chunk() { return threadIdx.x % kUnits; }
   static uint32_t key_row(uint32_t i) { return threadIdx.x / kUnits + i * kKeyStep; }
-  static uint32_t coordinate() { return threadIdx.x % kHalf; }
-  static uint32_t value_tile(uint32_t i) { return threadIdx.x / kHalf + i * kValueStep; }
+  static uint32_t value_unit() { return threadIdx.x % kValueUnits; }
+  static uint32_t value_tile(uint32_t i) { return threadIdx.x / kValueUnits + i * kValueStep; }
   // Whether the cache has a tile for a tile of the operands, and which.
   bool present(int32_t at) const { return static_cast<uint32_t>(at) < tiles_; }
   uint32_t tile(int32_t at) const {
@@ -116,17 +121,32 @@ class Unpacker {
       pointer<uint4>(to)[i * kUnpackThreads] = scaled_chunk(
           level_chunk<kK>(keys[i].operands(table, key_chunk() / 4)), factors[key_row(i)]);
   }
-  static void write_values(const uint16_t* factors, const ValuePair<kV> (&values)[kValueCount],
+  // Eight coordinates of eight keys: unpacked with keys inside, written with coordinates inside.
+  static void write_values(const uint16_t* factors, const ValuePair<kV> (&values)[kValueCount][4],
                            uint64_t to) {
     const LevelTable table = level_table<kV, true>();
 #pragma unroll
     for (uint32_t i = 0; i < kValueCount; ++i) {
-      Operands<1> x[2];
-      unpack_values<kV, true>(table, values[i].low, values[i].high, 0, x);
+      if (kValueStep > kUnpackTiles && value_tile(i) >= kUnpackTiles) continue;
       const uint4 scales = *reinterpret_cast<const uint4*>(factors + value_tile(i) * 8);
-      pointer<uint4>(to)[i * kValueStep * kVDim] = scaled_chunk(level_chunk<kV>(x[0]), scales);
-      pointer<uint4>(to)[i * kValueStep * kVDim + kHalf] =
-          scaled_chunk(level_chunk<kV>(x[1]), scales);
+      uint32_t rows[8][4];  // of keys, pairs of coordinates
+#pragma unroll
+      for (uint32_t e = 0; e < 4; ++e) {
+        Operands<1> x[2];
+        unpack_values<kV, true>(table, values[i][e].low, values[i][e].high, 0, x);
+        const uint4 a = scaled_chunk(level_chunk<kV>(x[0]), scales),
+                    b = scaled_chunk(level_chunk<kV>(x[1]), scales);
+        const uint32_t of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+          rows[2 * k][e] = permute(of_a[k], of_b[k], 0x5410);
+          rows[2 * k + 1][e] = permute(of_a[k], of_b[k], 0x7632);
+        }
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < 8; ++k)
+        pointer<uint4>(to)[(i * kValueStep * 8 + k) * kValueUnits] =
+            make_uint4(rows[k][0], rows[k][1], rows[k][2], rows[k][3]);
     }
   }
 

@@ -2,8 +2,7 @@
 // Attention of many rows: operands of levels that a command writes to scratch memory ahead of the
 // one that attends. Tiles lie in the order in which they are walked, those of a ring's end before
 // those of its beginning, and hold what the cache's tiles hold: a walk has the same positions, so a
-// row has the same bits as over the cache. K's tiles are eight rows as in the operand of the
-// scores, V's have eight keys of each coordinate.
+// row has the same bits as over the cache. Tiles are eight rows, as in the operands.
 #include "abi/attention.h"
 #include "cuda/kernels/attention/common/formats.cuh"
 
