@@ -99,10 +99,11 @@ void compile_and_print(const Nvrtc& compiler, const CudaKernel& kernel, uint32_t
     if (name.find("attention") != std::string::npos) {
       // attention_drafts spills before and behind its loop over stages. attention_latent spills
       // what its producers know of a work item; its variant for a Hopper is compiled for others,
-      // too.
-      const bool drafts = name.find("attention_drafts") != std::string::npos,
-                 latent = name.find("attention_latent") != std::string::npos;
-      EXPECT_LE(used.spills, drafts ? 1024u : (latent ? 2048u : 0u)) << name;
+      // too. attention_many_rows over levels lacks two registers on sm_80.
+      const auto is = [&](const char* kernel) { return name.find(kernel) != std::string::npos; };
+      const uint64_t few = is("attention_many_rows") && arch < 90 ? 16 : 0;
+      const uint64_t most = is("attention_drafts") ? 1024 : (is("attention_latent") ? 2048 : few);
+      EXPECT_LE(used.spills, most) << name;
     }
   }
 }
