@@ -2,7 +2,8 @@
 """Attention of llama.cpp's CPU backend with and without libggml-gyre.so, in one process, turn by turn (docs/llama_cpp.md).
 
 Builds one FLASH_ATTN_EXT node in llama.cpp's own layout through ggml's C interface, computes it with a CPU backend that was made
-before the library was loaded and with one that was made after, and prints medians. `make llama` builds what it needs.
+before the library was loaded and with one that was made after, and prints medians and how far each is from double precision over the same bytes (normalised mean squared error).
+`make llama` builds what it needs.
 """
 
 import argparse
@@ -24,6 +25,12 @@ class InitParams(c.Structure):
     _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
 
 
+class Traits(c.Structure):
+    TO_FLOAT = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
+    _fields_ = [("name", c.c_char_p), ("block", c.c_int64), ("interleave", c.c_int64), ("size", c.c_size_t), ("quantized", c.c_bool),
+                ("to_float", TO_FLOAT)]
+
+
 class Ggml:
     """ggml's functions, by name, with pointers as they are."""
 
@@ -38,6 +45,7 @@ class Ggml:
         "ggml_build_forward_expand": (None, [c.c_void_p, c.c_void_p]),
         "ggml_quantize_chunk": (c.c_size_t, [c.c_int, c.c_void_p, c.c_void_p] + [c.c_int64] * 3 + [c.c_void_p]),
         "ggml_nbytes": (c.c_size_t, [c.c_void_p]),
+        "ggml_get_type_traits": (c.POINTER(Traits), [c.c_int]),
         "ggml_backend_load": (c.c_void_p, [c.c_char_p]),
         "ggml_backend_init_by_type": (c.c_void_p, [c.c_int, c.c_char_p]),
         "ggml_backend_alloc_ctx_tensors": (c.c_void_p, [c.c_void_p, c.c_void_p]),
@@ -80,18 +88,19 @@ class Node:
         turn = lambda tensor: ggml.permute(self.context, tensor, 0, 2, 1, 3)
         self.out = ggml.flash_attn_ext(self.context, turn(q), turn(k), turn(v), mask, dim**-0.5, 0.0, 0.0)
         ggml.flash_attn_ext_set_prec(self.out, 10)
-        self.count = dim * heads * tokens
+        self.shape = (tokens, heads, dim)
         self.graph = ggml.new_graph(self.context)
         ggml.build_forward_expand(self.graph, self.out)
         self.buffer = ggml.backend_alloc_ctx_tensors(self.context, backend)
         random = np.random.default_rng(1)
-        self.set(q, "f32", random.standard_normal((tokens * heads, dim), dtype=np.float32))
-        self.set(k, k_type, random.standard_normal((cells * kv_heads, dim), dtype=np.float32))
-        self.set(v, v_type, random.standard_normal((cells * kv_heads, dim), dtype=np.float32))
-        seen = np.arange(cells)[None, :] <= cells - tokens + np.arange(tokens)[:, None]
-        self.set(mask, "f16", np.where(seen, 0.0, -np.inf).astype(np.float32))
+        self.q = self.set(q, "f32", random.standard_normal((tokens * heads, dim), dtype=np.float32))
+        self.k = self.set(k, k_type, random.standard_normal((cells * kv_heads, dim), dtype=np.float32))
+        self.v = self.set(v, v_type, random.standard_normal((cells * kv_heads, dim), dtype=np.float32))
+        self.seen = np.arange(cells)[None, :] <= cells - tokens + np.arange(tokens)[:, None]
+        self.set(mask, "f16", np.where(self.seen, 0.0, -np.inf).astype(np.float32))
 
-    def set(self, tensor, kind: str, values: np.ndarray):
+    def set(self, tensor, kind: str, values: np.ndarray) -> np.ndarray:
+        """Returns the values as the tensor has them."""
         size = self.ggml.nbytes(tensor)
         if kind == "f32":
             data = values
@@ -104,6 +113,11 @@ class Node:
             self.ggml.quantize_chunk(TYPES[kind], values.ctypes.data, data.ctypes.data, 0, *values.shape, None)
         assert data.nbytes == size
         self.ggml.backend_tensor_set(tensor, data.ctypes.data, 0, size)
+        if kind == "f32":
+            return values
+        held = np.empty(values.shape, np.float32)
+        self.ggml.get_type_traits(TYPES[kind]).contents.to_float(data.ctypes.data, held.ctypes.data, held.size)
+        return held
 
     def run(self, backend, clock=time.perf_counter) -> float:
         begin = clock()
@@ -112,9 +126,23 @@ class Node:
         return clock() - begin
 
     def result(self) -> np.ndarray:
-        values = np.empty(self.count, np.float32)
+        values = np.empty(self.shape, np.float32)
         self.ggml.backend_tensor_get(self.out, values.ctypes.data, 0, values.nbytes)
         return values.astype(np.float64)
+
+    def expected(self) -> np.ndarray:
+        """[token][head] of the query heads of KV head 0, in double precision."""
+        tokens, heads, dim = self.shape
+        cells = self.seen.shape[1]
+        q = self.q.astype(np.float64).reshape(tokens, heads, dim)
+        k, v = (x.astype(np.float64).reshape(cells, -1, dim)[:, 0] for x in (self.k, self.v))
+        group = heads * cells * dim // self.k.size
+        out = np.empty((tokens, group, dim))
+        for head in range(group):
+            logits = np.where(self.seen, q[:, head] @ k.T * dim**-0.5, -np.inf)
+            weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+            out[:, head] = weights @ v / weights.sum(axis=1, keepdims=True)
+        return out
 
     def free(self):
         self.ggml.backend_buffer_free(self.buffer)
@@ -143,23 +171,24 @@ def main():
         raise SystemExit(f"{options.library} cannot be loaded")
     gyre = ggml.cpu(options.threads)
     print(f"{options.shape}, {options.threads} threads, medians in milliseconds")
-    print(f"{'tokens':>7} {'cells':>6} {'K':>5} {'V':>5} {'ggml':>9} {'gyre':>9} {'times':>6} {'NMSE':>8}")
+    print(f"{'tokens':>7} {'cells':>6} {'K':>5} {'V':>5} {'ggml':>9} {'gyre':>9} {'times':>6} {'NMSE':>8} {'gyre':>8}")
     for size in options.sizes.split(","):
         tokens, cells = map(int, size.split("x"))
         for kind in options.types.split(","):
             k_type, v_type = (kind.split("/") * 2)[:2]
             node = Node(ggml, stock, tuple(map(int, options.shape.split("/"))), k_type, v_type, tokens, cells)
-            node.run(stock)
-            theirs = node.result()
-            node.run(gyre)
-            error = np.sum((node.result() - theirs) ** 2) / np.sum(theirs**2)
+            expected, errors = node.expected(), []
+            for backend in (stock, gyre):
+                node.run(backend)
+                error = node.result()[:, : expected.shape[1]] - expected
+                errors.append(np.sum(error**2) / np.sum(expected**2))
             times = {stock: [], gyre: []}
             end = time.perf_counter() + options.seconds
             while time.perf_counter() < end or len(times[gyre]) < 3:
                 for backend in (stock, gyre):
                     times[backend].append(node.run(backend, clock))
             before, after = (statistics.median(times[backend]) * 1e3 for backend in (stock, gyre))
-            print(f"{tokens:7} {cells:6} {k_type:>5} {v_type:>5} {before:9.2f} {after:9.2f} {before / after:6.2f} {error:8.1e}", flush=True)
+            print(f"{tokens:7} {cells:6} {k_type:>5} {v_type:>5} {before:9.2f} {after:9.2f} {before / after:6.2f} {errors[0]:8.1e} {errors[1]:8.1e}", flush=True)
             node.free()
 
 
