@@ -4,17 +4,21 @@
 Eight clients ask at once. Prompts are shared or their own, some answers outgrow a slot's context (context shift), and slots are
 saved, erased and restored in between. Every answer is greedy.
 
-By default both servers get the same requests, and the answers are compared. ggml's kernel rounds queries and sums that Gyre's does
-not, so answers differ where two tokens are nearly as likely. For the first differing token of each answer the script prints how far
-apart the server without the library found the two tokens. With --seconds only the server with the library runs, for that long, and
-the script prints how its resident memory changed.
+By default three servers get the same requests: ggml's kernel, the library, and, as a yardstick, ggml's kernel again with a ubatch
+of one token. The last one computes the same in another order, so its sums are rounded differently, and nothing else differs. Greedy
+answers part where two tokens are nearly as likely, because of rounding alone. So the script compares log probabilities: of the two
+likeliest tokens at each position of an answer up to the first token that differs. It fails if the library moves them more than
+1.5 times as far (root mean square) as the yardstick does, or if an answer parts where the server without the library found the
+two tokens further apart than twice the yardstick's largest move: that is no tie. With --seconds only the server with the library runs,
+for that long, and the script prints how its resident memory changed.
 
-usage: scripts/llama_life.py [--rounds 8] [--type q4_0] [--way wrap] [--twice]
+usage: scripts/llama_life.py [--rounds 4] [--type q4_0] [--way wrap] [--model ...F32.gguf]
        scripts/llama_life.py --seconds 600 [--library ... --sanitizer libasan.so]
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import threading
@@ -25,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build/llama"
 CLIENTS = 8
+MOST = 1.5  # times the yardstick's root mean square
 
 
 def call(port: int, path: str, body=None):
@@ -44,14 +49,14 @@ def ask(options, prompt: str, tokens: int, slot: int) -> tuple[list[dict], int, 
     room = options.context - answer["tokens_evaluated"]
     tokens = [{"id": token["id"], "likely": {top["id"]: top["logprob"] for top in token["top_logprobs"]}, "shifted": i >= room}
             for i, token in enumerate(answer.get("completion_probabilities", []))]
-    return tokens, answer["tokens_predicted"], answer["tokens_predicted"] > room
+    return tokens, answer["tokens_predicted"], answer["truncated"]
 
 
 def client(number: int, text: str, options, run: dict):
     """Asks options.rounds times, or again and again until options.seconds have passed."""
-    turn = first = number if options.seconds else 0  # requests of all kinds at once, from the start
+    turn = number  # requests of all kinds at once, from the start
     try:
-        while time.time() < run["end"] if options.seconds else turn < options.rounds:
+        while time.time() < run["end"] if options.seconds else turn < number + options.rounds:
             own = text[1000 * number + 300 * (turn % 96) :][: options.context // 2 + 40 * (turn % 3)]
             prompt = text[: options.context // 2] + own if turn % 2 else own
             # Every fourth answer is longer than what is left of the slot's context.
@@ -67,7 +72,7 @@ def client(number: int, text: str, options, run: dict):
                     call(options.port, f"/slots/{number}?action={action}", name)
                 run["restored"] += 1
             turn += 1
-            run["turns"][number] = turn - first
+            run["turns"][number] = turn - number
     except Exception as error:  # noqa: BLE001: whatever it is, the run has failed
         run["errors"].append(f"client {number}, request {turn}: {error!r}")
 
@@ -94,15 +99,15 @@ def text_of_documents() -> str:
     return path.read_text(errors="ignore")
 
 
-def serve(options, library: str):
+def serve(options, name: str, library: str, ubatch: int = 512):
     saved = FOLDER / f"slots_{options.port}"
     saved.mkdir(exist_ok=True)
     environment = dict(os.environ, GGML_BACKEND_PATH=library, GYRE_GGML=options.way, GYRE_GGML_VERBOSE="1")
     if options.sanitizer and library:
         environment.update(LD_PRELOAD=options.sanitizer, ASAN_OPTIONS="detect_leaks=0")
-    log = open(FOLDER / f"life_{'gyre' if library else 'stock'}_{options.port}.log", "w")
+    log = open(FOLDER / f"life_{name}_{options.port}.log", "w")
     command = [FOLDER / "build/bin/llama-server", "-m", options.model, "--port", options.port, "-fa", "on",
-               "-ctk", options.type, "-ctv", options.type, "-np", CLIENTS, "-c", options.context * CLIENTS, "-t", options.threads, "--no-webui",
+               "-ctk", options.type, "-ctv", options.type, "-np", CLIENTS, "-c", options.context * CLIENTS, "-t", options.threads, "-ub", ubatch, "--no-webui",
                "--context-shift", "--slot-save-path", saved, "--cache-ram", 0]  # its prompt cache would grow
     process = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
     try:
@@ -114,6 +119,9 @@ def serve(options, library: str):
                 time.sleep(0.2)
                 if process.poll() is not None:
                     raise SystemExit(f"llama-server ended, see {log.name}") from None
+        cells = call(options.port, "/props")["default_generation_settings"]["n_ctx"]
+        if cells != options.context:
+            raise SystemExit(f"the server rounds a slot's context up: --context {cells}")
         text = text_of_documents()
         begin = time.time()
         run = {"texts": {}, "answers": 0, "tokens": 0, "shifted": 0, "restored": 0, "errors": [], "turns": [0] * CLIENTS,
@@ -128,7 +136,7 @@ def serve(options, library: str):
             time.sleep(1)
         if process.poll() is not None:
             run["errors"].append(f"llama-server ended with {process.returncode}")
-        print(f"{'gyre ' if library else 'stock'}: {run['answers']} answers, {run['shifted']} with context shifts, {run['restored']} slots restored, "
+        print(f"{name}: {run['answers']} answers, {run['shifted']} with context shifts, {run['restored']} slots restored, "
               f"{run['tokens']} tokens in {time.time() - begin:.0f} s, {growth(sizes)}, errors: {run['errors'] or 'none'}", flush=True)
         return run
     finally:
@@ -141,60 +149,81 @@ def serve(options, library: str):
             raise SystemExit(f"{log.name}: {found[0]}")
 
 
-def differences(a: dict, b: dict) -> list:
-    """Where the answers of b first differ from those of a, and how far apart a found the two tokens."""
-    found = []
-    for key in sorted(a):
-        at = next((i for i, (x, y) in enumerate(zip(a[key], b[key])) if x["id"] != y["id"]), None)
-        if at is not None:
-            token = a[key][at]
-            least = min(token["likely"].values())  # the other token is further down than this
-            gap = token["likely"][token["id"]] - token["likely"].get(b[key][at]["id"], least)
-            found.append({"client": key[0], "request": key[1], "token": at, "shifted": token["shifted"], "gap": gap})
-    return found
+def log_probability(token: dict, which: int) -> float:
+    """At most that of the least likely token the server named."""
+    return token["likely"].get(which, min(token["likely"].values()))
+
+
+class Comparison:
+    """Answers of one server beside those of the server without the library, up to the first token that differs."""
+
+    def __init__(self, name: str, theirs: dict, others: dict):
+        self.name, self.answers, self.tokens = name, len(theirs), sum(map(len, theirs.values()))
+        self.moves, self.partings = [], []
+        for key in sorted(theirs):
+            for i, (a, b) in enumerate(zip(theirs[key], others[key])):
+                best = sorted(a["likely"], key=a["likely"].get)[-2:]
+                self.moves.append(max(abs(a["likely"][which] - log_probability(b, which)) for which in best))
+                if a["id"] != b["id"]:
+                    margin = a["likely"][a["id"]] - log_probability(a, b["id"])
+                    self.partings.append({"client": key[0], "request": key[1], "token": i, "shifted": a["shifted"], "margin": margin})
+                    break
+
+    def rms(self) -> float:
+        return math.sqrt(sum(move * move for move in self.moves) / len(self.moves))
+
+    def show(self):
+        print(f"{self.name}: {self.answers - len(self.partings)} of {self.answers} answers are the same, {len(self.moves)} of {self.tokens} tokens compared; "
+              f"log probabilities move by {self.rms():.2e} (root mean square), at most {max(self.moves):.2e}")
+        for one in self.partings:
+            where = "after a context shift" if one["shifted"] else "before any context shift"
+            print(f"  client {one['client']}, request {one['request']}, token {one['token']}, {where}: log probabilities {one['margin']:.4f} apart")
+        print(f"  margins of {len(self.partings)} first differences: {quantiles([one['margin'] for one in self.partings])}", flush=True)
 
 
 def quantiles(gaps: list) -> str:
     gaps = sorted(gaps)
     at = lambda part: gaps[min(int(part * len(gaps)), len(gaps) - 1)]
-    return f"median {at(0.5):.3f}, 90 % {at(0.9):.3f}, largest {gaps[-1]:.3f}" if gaps else "none"
+    return f"median {at(0.5):.4f}, 90 % {at(0.9):.4f}, largest {gaps[-1]:.4f}" if gaps else "none"
 
 
-def compare(name: str, a: dict, b: dict):
-    found = differences(a, b)
-    agreed = sum(map(len, a.values())) - sum(len(a[one["client"], one["request"]]) - one["token"] for one in found)
-    print(f"{name}: {len(a) - len(found)} of {len(a)} answers are the same, {agreed} of {sum(map(len, a.values()))} tokens come before a difference")
-    for one in found:
-        where = "after a context shift" if one["shifted"] else "before any context shift"
-        print(f"  client {one['client']}, request {one['request']}, token {one['token']}, {where}: log probabilities {one['gap']:.3f} apart")
-    for shifted, where in ((False, "before any context shift"), (True, "after a context shift")):
-        gaps = [one["gap"] for one in found if one["shifted"] == shifted]
-        print(f"  {where}, {len(gaps)} differences: {quantiles(gaps)}", flush=True)
+def judge(library: Comparison, yardstick: Comparison) -> list[str]:
+    """What the library does that rounding does not explain."""
+    found = []
+    if library.rms() > MOST * yardstick.rms():
+        found.append(f"log probabilities move by {library.rms():.2e}, the yardstick's by {yardstick.rms():.2e}")
+    tie = 2 * max(yardstick.moves)
+    found += [f"client {one['client']}, request {one['request']}: no tie" for one in library.partings if one["margin"] > tie]
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8, help="requests of each client")
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
     parser.add_argument("--context", type=int, default=512, help="tokens of a slot")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--type", default="q4_0", help="of K and V")
     parser.add_argument("--model", default=str(FOLDER / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--way", choices=("accel", "wrap"), default="accel")
     parser.add_argument("--library", default=str(ROOT / "build/release/integrations/ggml/libggml-gyre.so"))
-    parser.add_argument("--twice", action="store_true", help="compare the server without the library with itself, too")
     parser.add_argument("--seconds", type=float, default=0, help="run only the server with the library, for this long")
     parser.add_argument("--without", action="store_true", help="with --seconds: the server without the library, to compare with")
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--sanitizer", help="path of libasan.so, for a library that was built with it")
     options = parser.parse_args()
-    libraries = ["" if options.without else options.library] if options.seconds else ["", options.library, *([""] if options.twice else [])]
-    runs = [serve(options, library) for library in libraries]
-    if len(runs) > 1:
-        compare("without and with the library", runs[0]["texts"], runs[1]["texts"])
-    if len(runs) > 2:
-        compare("without, twice", runs[0]["texts"], runs[2]["texts"])
+    if options.seconds:
+        runs = [serve(options, "stock", "") if options.without else serve(options, "gyre", options.library)]
+    else:
+        runs = [serve(options, "stock", ""), serve(options, "gyre", options.library), serve(options, "yardstick", "", ubatch=1)]
     if any(run["errors"] for run in runs):
         raise SystemExit("there were errors")
+    if len(runs) > 1:
+        library, yardstick = (Comparison(name, runs[0]["texts"], run["texts"])
+                              for name, run in (("with the library", runs[1]), ("with a ubatch of 1", runs[2])))
+        library.show()
+        yardstick.show()
+        if found := judge(library, yardstick):
+            raise SystemExit("more than rounding: " + "; ".join(found))
 
 
 if __name__ == "__main__":
