@@ -5,12 +5,14 @@ Eight clients ask at once. Prompts are shared or their own, some answers outgrow
 saved, erased and restored in between. Every answer is greedy.
 
 By default three servers get the same requests: ggml's kernel, the library, and, as a yardstick, ggml's kernel again with a ubatch
-of one token. The last one computes the same in another order, so its sums are rounded differently, and nothing else differs. Greedy
-answers part where two tokens are nearly as likely, because of rounding alone. So the script compares log probabilities: of the two
-likeliest tokens at each position of an answer up to the first token that differs. It fails if the library moves them more than
-1.5 times as far (root mean square) as the yardstick does, or if an answer parts where the server without the library found the
-two tokens further apart than twice the yardstick's largest move: that is no tie. With --seconds only the server with the library runs,
-for that long, and the script prints how its resident memory changed.
+of one token. The last one computes the same in another order, so its sums are rounded differently, and nothing else differs. That
+needs weights in f32 (llama_quality.py makes them): ggml multiplies quantized ones by integers, in any order the same.
+
+Greedy answers part where two tokens are nearly as likely, because of rounding alone. So the script compares log probabilities: of the
+two likeliest tokens at each position of an answer up to the first token that differs. It fails if the library moves them more than
+1.5 times as far (root mean square) as the yardstick does, or if an answer parts where the server without the library found the two
+tokens further apart than twice the yardstick's largest move: that is no tie. With --seconds only the server with the library runs, for
+that long, and the script prints how its resident memory changed.
 
 usage: scripts/llama_life.py [--rounds 4] [--type q4_0] [--way wrap] [--model ...F32.gguf]
        scripts/llama_life.py --seconds 600 [--library ... --sanitizer libasan.so]
@@ -189,6 +191,8 @@ def quantiles(gaps: list) -> str:
 
 def judge(library: Comparison, yardstick: Comparison) -> list[str]:
     """What the library does that rounding does not explain."""
+    if yardstick.rms() == 0:
+        raise SystemExit("no yardstick: with these weights the size of a ubatch changes no rounding; take weights in f32")
     found = []
     if library.rms() > MOST * yardstick.rms():
         found.append(f"log probabilities move by {library.rms():.2e}, the yardstick's by {yardstick.rms():.2e}")
