@@ -43,7 +43,7 @@ llama: setup-python  ## fetch and build llama.cpp in build/llama, for libggml-gy
 outside: setup-python  ## run vLLM's own attention tests on the plugin, after make vllm; docs/engines.md
 	scripts/outside.sh
 
-sanitize: setup-sanitize asan tsan release  ## build and test with address + undefined, then thread sanitizer, then Valgrind
+sanitize: setup-sanitize  ## build and test with address + undefined, then thread sanitizer, then Valgrind
 	scripts/sanitize.sh
 
 stress: release  ## attack the library for STRESS_SECONDS (600) and print what was tried; docs/reliability.md

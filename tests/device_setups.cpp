@@ -43,10 +43,12 @@ std::vector<DeviceSetup> device_setups() {
       all.push_back(setup);
       continue;
     }
+    uint32_t number = 0;
     for (const SimdTarget& simd : simd_targets()) {
       for (const uint32_t threads : {1u, 2u, 3u}) {
         all.push_back({.name = "cpu_" + simd.name + "_" + std::to_string(threads) + "_threads",
                        .device = "cpu",
+                       .number = number++,
                        .threads = threads,
                        .simd_target = simd.target,
                        .simd_name = simd.name});

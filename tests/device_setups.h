@@ -11,8 +11,9 @@ namespace gyre::test {
 
 // One way to run a test: a device; on the CPU also an instruction set and a number of threads.
 struct DeviceSetup {
-  std::string name;    // also a test name: letters, digits and underscores
-  std::string device;  // for Device::open
+  std::string name;     // also a test name: letters, digits and underscores
+  std::string device;   // for Device::open
+  uint32_t number = 0;  // among the setups of the device
   uint32_t threads = 0;
   int64_t simd_target = 0;  // Highway's number; 0 leaves the choice to the library
   std::string simd_name;

@@ -49,9 +49,13 @@ std::vector<OpCases> all_ops() { return TestedOp::all(); }
 namespace {
 
 // GYRE_CASES=2/14 takes every 14th case from the third on, for running several processes side by
-// side where building kernels takes longest.
+// side where building kernels takes longest. Each next setup of a device begins one case earlier:
+// setups together take more cases than each of them.
 struct Part {
   size_t index = 0, count = 1;
+  bool takes(size_t number, const DeviceSetup& setup) const {
+    return (number + setup.number) % count == index;
+  }
 };
 Part my_part() {
   const char* const text = std::getenv("GYRE_CASES");
@@ -84,17 +88,16 @@ struct NumberedCase {
   OpCase op_case;
 };
 
-// The cases of an op that this process runs.
-std::vector<NumberedCase> my_cases(const OpCases& op) {
-  const Part part = my_part();
-  std::vector<NumberedCase> mine;
-  size_t number = 0, index = 0;
+// The cases of an op that GYRE_CASE_LIST leaves.
+std::vector<NumberedCase> listed_cases(const OpCases& op) {
+  std::vector<NumberedCase> listed;
+  size_t number = 0;
   for (OpCase& op_case : op.cases()) {
     const std::string id = op.op + "#" + std::to_string(number++) + " " + op_case.name;
     if (chosen_cases() != nullptr && chosen_cases()->count(id) == 0) continue;
-    if (index++ % part.count == part.index) mine.push_back({id, std::move(op_case)});
+    listed.push_back({id, std::move(op_case)});
   }
-  return mine;
+  return listed;
 }
 
 uint64_t bytes_of(const OpRun& run) {
@@ -104,14 +107,14 @@ uint64_t bytes_of(const OpRun& run) {
   return bytes;
 }
 
-// As my_cases(). Making a case takes longer than running it: what one setup made, the next ones
+// As listed_cases(). Making a case takes longer than running it: what one setup made, the next ones
 // copy, as far as memory goes.
 const std::vector<NumberedCase>& kept_cases(const OpCases& op) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   static std::string kept_op;
   static std::vector<NumberedCase> kept;
   if (kept_op == op.op) return kept;
-  kept = my_cases(op);
+  kept = listed_cases(op);
   kept_op = op.op;
   const auto left = std::make_shared<uint64_t>(kMaxBytes);
   for (NumberedCase& each : kept) {
@@ -210,7 +213,9 @@ TEST_P(Ops, MatchTheReference) {
   const OpenDevice open(setup());
   uint32_t unsupported = 0;
   Errors errors;
+  size_t number = 0;
   for (const auto& [id, op_case] : kept_cases(op())) {
+    if (!my_part().takes(number++, setup())) continue;
     if (!op_case.only_with.empty() && !has_kernel(open.device(), op_case.only_with)) {
       std::cout << "skipped, for devices with " << op_case.only_with << ": " << op_case.name
                 << '\n';
