@@ -118,20 +118,24 @@ bool supports(abi::Device*, const abi::Tensor* node) {
 }  // namespace
 
 abi::Device* accelerator_device(const Host& host, abi::Registry* registry) {
-  static abi::Device device{};
-  the_host = &host;
-  abi::DeviceTable& table = device.table;
-  table.get_name = device_name;
-  table.get_description = device_description;
-  table.get_memory = device_memory;
-  table.get_type = device_type;
-  table.get_props = device_props;
-  table.init_backend = make_backend;
-  table.get_buffer_type = buffer_type;
-  table.buffer_from_host_ptr = buffer_from_host;
-  table.supports_op = supports;
-  table.supports_buft = supports_buffers;
-  device.registry = registry;
+  // Made once: one thread may ask for it while another computes.
+  static abi::Device device = [&] {
+    the_host = &host;
+    abi::Device made{};
+    abi::DeviceTable& table = made.table;
+    table.get_name = device_name;
+    table.get_description = device_description;
+    table.get_memory = device_memory;
+    table.get_type = device_type;
+    table.get_props = device_props;
+    table.init_backend = make_backend;
+    table.get_buffer_type = buffer_type;
+    table.buffer_from_host_ptr = buffer_from_host;
+    table.supports_op = supports;
+    table.supports_buft = supports_buffers;
+    made.registry = registry;
+    return made;
+  }();
   return &device;
 }
 
