@@ -77,8 +77,8 @@ struct AttendInputs {
   Tensor out{};  // [tokens, heads, head_dim of V]; of a latent layer head_dim
   Tensor lse{};  // [tokens, heads] f32, as in AttentionInputs
   // Scratch memory of the caller's, as in PagedAttentionInputs: caches whose calls run one after
-  // the other can share it. On CUDA the prompts of a compressed layer take 2 bytes for each
-  // coordinate of K and V. Null: the cache keeps its own.
+  // the other can share it, latent layers and others one each. On CUDA the prompts of a compressed
+  // layer take 2 bytes for each coordinate of K and V. Null: the cache keeps its own.
   Tensor* scratch = nullptr;
 };
 

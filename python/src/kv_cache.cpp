@@ -254,7 +254,8 @@ void bind_steps(nb::class_<BoundKvCache>& cache) {
            "Records attention of the newest tokens over all tokens so far and returns out. q is "
            "[tokens, heads, head_dim] and out [tokens, heads, v_head_dim]; f32, f16 or bf16. If "
            "you leave out `out`, a gyre.Tensor of q's dtype is made. A window of 0 is the layer's. "
-           "scratch is an AttentionScratch that caches share whose calls run one after the other; "
+           "scratch is an AttentionScratch that caches share whose calls run one after the other, "
+           "latent layers and others one each; "
            "without one the cache keeps its own memory. The other arguments are those of "
            "attention().")
       .def(

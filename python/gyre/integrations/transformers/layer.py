@@ -141,7 +141,7 @@ class GyreLayer(CacheLayerMixin):
             self.grows,
             layer_calibration,
             self.sharing,
-            self.scratch.on(device),
+            self.scratch.of(device, self.latent),
         )
         pages = self.paged or batch > 1
         return Pages(shape, batch, tokens) if pages else OneSequence(shape, tokens)

@@ -17,15 +17,16 @@ _PAGE_TOKENS = 64  # with pages of 64 tokens, layers without a window have the b
 
 class Scratch:
     """The memory that layers attend with, one after the other: they share it, because on CUDA a prompt over a compressed layer needs
-    more than the layer holds."""
+    more than the layer holds. Latent layers and others need one each."""
 
     def __init__(self):
-        self._on: dict[str, gyre.AttentionScratch] = {}
+        self._of: dict[tuple[str, bool], gyre.AttentionScratch] = {}
 
-    def on(self, device: gyre.Device) -> gyre.AttentionScratch:
-        if device.name not in self._on:
-            self._on[device.name] = gyre.AttentionScratch(device)
-        return self._on[device.name]
+    def of(self, device: gyre.Device, latent: bool) -> gyre.AttentionScratch:
+        key = (device.name, latent)
+        if key not in self._of:
+            self._of[key] = gyre.AttentionScratch(device)
+        return self._of[key]
 
 
 @dataclass(frozen=True)
