@@ -53,6 +53,14 @@ _SIZES = dict(
     eos_token_id=2,
     initializer_range=0.3,
 )
+_SHARED = dict(
+    num_hidden_layers=6,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    sliding_window=9,
+    num_kv_shared_layers=3,
+    hidden_size_per_layer_input=8,
+    vocab_size_per_layer_input=61,
+)
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 # Architecture and what it adds to the sizes.
@@ -76,15 +84,7 @@ RANDOM = {
     # The last three layers share the caches of layers 1 (two of them) and 2.
     "gemma4-shared-window-9": (
         "Gemma4",
-        dict(
-            num_hidden_layers=6,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            sliding_window=9,
-            global_head_dim=64,
-            num_kv_shared_layers=3,
-            hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=61,
-        ),
+        dict(_SHARED, global_head_dim=64),
     ),
     "gemma4-keys-are-values": (
         "Gemma4",
@@ -101,12 +101,7 @@ RANDOM = {
     "gemma3n-shared-window-9": (
         "Gemma3n",
         dict(
-            num_hidden_layers=6,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            sliding_window=9,
-            num_kv_shared_layers=3,
-            hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=61,
+            _SHARED,
             laurel_rank=8,
             intermediate_size=[64] * 6,
             activation_sparsity_pattern=[0.0] * 6,

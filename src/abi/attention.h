@@ -47,8 +47,8 @@ constexpr uint32_t decode_value_dim(const GYRE_THREAD AttentionDecodeSpec& s) {
 struct AttentionRowsSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
-  uint8_t gpu;  // what a block may use of it; the backend's
-  uint8_t unused;
+  uint8_t gpu;    // what a block may use of it; the backend's
+  uint8_t ahead;  // `gpu` of a command over the same arguments that goes ahead; 0: none does
   uint16_t k_dim;
   uint16_t v_dim;
 };

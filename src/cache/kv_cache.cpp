@@ -308,7 +308,7 @@ void KvCache::attend(Encoder& encoder, uint64_t layer, const AttendInputs& in,
   s.unwritten.require_not_dropped("kv_cache.attend", *s.steps, s.sequence.length);
   const NewNote note{s.log, s.log->attend_note(owner, tokens, with.mask.window)};
   const bool latent = s.resolved[owner].latent;
-  with_scratch(s.scratch, in.scratch, latent, [&](AttendScratch& scratch) {
+  with_scratch("kv_cache.attend", s.scratch, in.scratch, latent, [&](AttendScratch& scratch) {
     attend_cache(encoder, {in.q, {}, {}, in.out, in.lse, latent}, with, s.layers[owner].segments,
                  scratch, &note);
   });

@@ -129,6 +129,15 @@ void check_apart(const char* op, const char* what, const Tensor& written,
   }
 }
 
+void check_scratch(const char* op, const Tensor* scratch) {
+  if (scratch == nullptr || !scratch->defined()) return;
+  require(
+      scratch->dtype() == DType::f32 && scratch->rank() == 1 && scratch->is_contiguous(), op,
+      ": scratch must be an undefined tensor or what an earlier call made of it, contiguous f32 "
+      "[entries], got ",
+      name(scratch->dtype()), " ", scratch->shape());
+}
+
 void check_partial_tensor(const char* op, const Tensor& partial) {
   require(partial.defined(), op, ": partial is undefined");
   require(partial.dtype() == DType::f32 && partial.rank() == 4 && partial.is_contiguous(), op,

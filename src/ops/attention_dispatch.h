@@ -2,7 +2,6 @@
 // From a call that was checked to commands: problem, plan, dispatch.
 
 #include "abi/attention_plan.h"
-#include "abi/attention_rows.h"
 #include "abi/kernels.h"
 #include "ops/attention_check.h"
 #include "runtime/recorder.h"
@@ -38,7 +37,9 @@ void record_planned(const abi::AttentionPlan& plan, const Record& record) {
       return record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
     case abi::AttentionKernel::attention_many_rows: {
       const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
-      if (abi::rows_ahead(spec) != 0) record(kAttentionManyRows, abi::rows_spec_ahead(spec));
+      abi::AttentionRowsSpec first = spec;
+      first.gpu = spec.ahead, first.ahead = 0;
+      if (spec.ahead != 0) record(kAttentionManyRows, first);
       return record(kAttentionManyRows, spec);
     }
     case abi::AttentionKernel::attention_latent: {

@@ -327,13 +327,12 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.schedule = in.schedule;
   call.options = options;
   call.any_batch = true;
-  AttendScratch scratch;
-  Tensor& of_kernels = scratch.of_kernels(in.pages.shape.latent);
-  if (in.scratch != nullptr) of_kernels = *in.scratch;
-  attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
-               scratch);
-  recording.commit();
-  if (in.scratch != nullptr) *in.scratch = of_kernels;
+  AttendScratch own;
+  with_scratch(call.op, own, in.scratch, in.pages.shape.latent, [&](AttendScratch& scratch) {
+    attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},
+                 scratch);
+    recording.commit();
+  });
 } catch (const std::bad_alloc&) {
   out_of_memory("attention");
 }

@@ -76,10 +76,14 @@ struct AttendScratch {
   Tensor& of_kernels(bool over_latent) { return over_latent ? latent : in_kernel; }
 };
 
+// Refuses what is not scratch memory that an earlier call made; null: there is none.
+void check_scratch(const char* op, const Tensor* scratch);
 // Calls `attend` with memory to use, what kernels need of it the caller's own if there is any.
 template <class Attend>
-void with_scratch(AttendScratch& own, Tensor* callers, bool latent, const Attend& attend) {
+void with_scratch(const char* op, AttendScratch& own, Tensor* callers, bool latent,
+                  const Attend& attend) {
   if (callers == nullptr) return attend(own);
+  check_scratch(op, callers);
   AttendScratch used = own;
   used.of_kernels(latent) = *callers;
   attend(used);

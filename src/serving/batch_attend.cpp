@@ -64,7 +64,7 @@ PagedCall KvBatch::State::over(PagedCall call, const KvPoolState::Store& store,
 void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs& given,
                             const AttendOptions& with) {
   const bool latent = pool->resolved[owner_of(pool->resolved, index)].latent;
-  with_scratch(scratch, given.scratch, latent,
+  with_scratch(kOp, scratch, given.scratch, latent,
                [&](AttendScratch& memory) { attend(encoder, index, given, with, memory); });
 }
 

@@ -279,7 +279,7 @@ TEST(AttentionKernels, SetsOfAvx512GiveTheSameBits) {
   if (find("avx512vbmi") == nullptr) GTEST_SKIP() << "this machine has neither AMX nor VBMI";
   for (const KvFormat format : kv_formats()) {
     if (describe(format).scale != KvScaleKind::u8e8) continue;
-    // Of 88 to 120 and 208 a scale block ends within a group of 64 coordinates.
+    // At dims 88 to 120 and 208 a scale block ends within a group of 64 coordinates.
     for (const uint64_t dim : {64, 72, 80, 88, 96, 112, 120, 128, 144, 192, 208, 320}) {
       for (const uint64_t tokens : {1, 3, 4, 8, 9, 16, 20, 40, 70, 150}) {
         Small s = random_small(format, tokens, 150);

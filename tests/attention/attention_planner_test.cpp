@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "abi/attention_rows.h"
 #include "attention/plan_device.h"
 
 namespace gyre::test {
@@ -123,7 +122,7 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
     const abi::AttentionPlan& plan = h200.plan();
     EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_many_rows);
     const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
-    EXPECT_EQ(abi::rows_ahead(spec) != 0, unpacks) << p.tokens << " tokens, " << p.keys << " keys";
+    EXPECT_EQ(spec.ahead != 0, unpacks) << p.tokens << " tokens, " << p.keys << " keys";
     EXPECT_EQ(plan.reduce == abi::AttentionReduce::in_kernel, unpacks);
     EXPECT_TRUE(!unpacks ||
                 plan.scratch_floats * 4 > h200.problem().keys * p.kv_heads * p.head_dim * 4);

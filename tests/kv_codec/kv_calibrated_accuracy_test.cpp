@@ -43,7 +43,7 @@ struct Spectrum {
     for (size_t i = 0; i < kDim; ++i) sum += value(i);
     return sum / double{kDim};
   }
-  // Of mean eigenvalue 1, plus `floor`, to a power.
+  // The matrix with a mean eigenvalue of 1, plus `floor`, to a power.
   Matrix power(double floor, double power) const {
     Matrix scaled(kDim * kDim), vectors(kDim * kDim);
     const double all = mean();
@@ -127,7 +127,7 @@ class KvCalibratedAccuracy : public testing::Test {
     return sum;
   }
 
-  // Of what a cache gives back, relative to the rows.
+  // The error of what a cache gives back, relative to the rows.
   double error(KvFormat format, KvRole role, const KvCalibration& calibration) const {
     const Tensor x = tensor_of(device_, x_, {kRows, 1, kDim}),
                  back = device_.tensor(x.dtype(), x.shape());

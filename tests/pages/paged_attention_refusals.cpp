@@ -11,6 +11,7 @@ constexpr KvPageShape kShape{KvFormat::tq8, KvFormat::tq4, 2, 64, 80, 16};
 struct Call {
   PagedAttentionInputs in;
   PagedAttentionOptions options;
+  Tensor scratch{};
 };
 
 Call good_call(FilledTensors& t) {
@@ -28,8 +29,12 @@ Call good_call(FilledTensors& t) {
        .mask = {.alibi_slopes = t.make(DType::f32, {4}), .sink_logits = t.make(DType::f32, {4})}}};
 }
 
-constexpr RefusedCall<Call> refusal{
-    "attention: ", good_call, [](Encoder& e, const Call& c) { attention(e, c.in, c.options); }};
+constexpr RefusedCall<Call> refusal{"attention: ", good_call, [](Encoder& e, const Call& c) {
+                                      PagedAttentionInputs in = c.in;
+                                      Tensor scratch = c.scratch;
+                                      in.scratch = &scratch;
+                                      attention(e, in, c.options);
+                                    }};
 
 std::vector<Refusal> query_refusals() {
   return {
@@ -53,6 +58,10 @@ std::vector<Refusal> query_refusals() {
               CHANGE(c.options.mask.alibi_slopes = t.make(DType::f32, {5}))),
       refusal("sink_logits", {"sink_logits must be contiguous f32 [4]", "f16"},
               CHANGE(c.options.mask.sink_logits = t.make(DType::f16, {4}))),
+      refusal("scratch of f16", {"scratch must be an undefined tensor", "f16 [64]"},
+              CHANGE(c.scratch = t.make(DType::f16, {64}))),
+      refusal("scratch of rank 2", {"contiguous f32 [entries]", "f32 [8, 8]"},
+              CHANGE(c.scratch = t.make(DType::f32, {8, 8}))),
       refusal("a tree_mask", {"tree_mask is not supported over pages"},
               CHANGE(c.options.mask.tree_mask = t.make(DType::u8, {6, 6}))),
   };

@@ -186,6 +186,9 @@ TEST_F(KvBatchTest, RowsOfTheStep) {
   append(0);
   fails({"kv_batch.attend", "must have 5 (the step's tokens)"},
         [&] { batch.attend(encoder, 0, {.q = few, .out = few}); });
+  Tensor scratch = device.tensor(DType::u8, {64});
+  fails({"kv_batch.attend", "scratch must be an undefined tensor", "u8 [64]"},
+        [&] { batch.attend(encoder, 0, {.q = k, .out = k, .scratch = &scratch}); });
   fails({"kv_batch.attend", "tree_mask"},
         [&] { batch.attend(encoder, 0, {.q = k, .out = out}, {.mask = {.tree_mask = k}}); });
   fails({"kv_batch.attend", "out"}, [&] { batch.attend(encoder, 0, {.q = k, .out = few}); });

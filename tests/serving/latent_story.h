@@ -163,8 +163,8 @@ class Story {
   Tensor q;
 };
 
-// Of a layer's output. Prompts over 16-bit rows go through bf16 matrix products where a CPU has
-// them: their weights have eight bits (attention_tolerance.h).
+// The error of a layer's output. Prompts over 16-bit rows go through bf16 matrix products where a
+// CPU has them: their weights have eight bits (attention_tolerance.h).
 inline double max_error(const Device& device, const KvLayer& layer) {
   const bool in_16_bits = layer.tail != 0 || layer.sink_tokens != 0 ||
                           !describe(layer.k).compressed || !describe(layer.v).compressed;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "abi/attention_rows.h"
 #include "cuda/kernels/attention/decode/decode_layout.cuh"
 #include "cuda/kernels/attention/decode/paged_layout.cuh"
 #include "cuda/kernels/attention/many_rows/drafts_layout.cuh"
@@ -205,7 +204,8 @@ class Planner {
                                               p_.k.head_dim, p_.v.head_dim);
     const uint64_t bytes = kUnpackedBegin + p_.kv_heads * head;
     if (bytes > kMaxBytes) return plan;
-    plan.spec = spec_key(abi::with_rows_ahead(s, kManyRowsUnpack));
+    s.ahead = kManyRowsUnpack;
+    plan.spec = spec_key(s);
     plan.reduce = AttentionReduce::in_kernel;
     plan.scratch_floats = bytes / sizeof(float);
     return plan;

@@ -2,7 +2,6 @@
 #include <array>
 #include <vector>
 
-#include "abi/attention_rows.h"
 #include "cuda/kernels.h"
 #include "cuda/kernels/attention/many_rows/layout.cuh"
 #include "gyre/format.h"
@@ -56,11 +55,11 @@ std::span<const uint64_t> attention_rows_specs() {
       for (const KvFormat v : kv_formats()) {
         for (const uint32_t dim : {64, 80, 96, 112, 128, 160, 192, 256}) {
           for (const uint32_t gpu : {0u, 1u, 2u, 3u, 4u, 5u, kManyRowsUnpack, kManyRowsUnpacked}) {
-            const abi::AttentionRowsSpec spec =
+            abi::AttentionRowsSpec spec =
                 abi::attention_rows_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v), dim,
                                          dim == 192 ? 128 : dim, gpu);
-            specs.push_back(spec_key(
-                abi::with_rows_ahead(spec, gpu == kManyRowsUnpacked ? kManyRowsUnpack : 0)));
+            if (gpu == kManyRowsUnpacked) spec.ahead = kManyRowsUnpack;
+            specs.push_back(spec_key(spec));
           }
         }
       }

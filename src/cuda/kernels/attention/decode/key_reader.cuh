@@ -99,7 +99,7 @@ struct KeyReader {
   }
 };
 
-// The same of tiles as they are stored, by quads.
+// Keys of tiles as they are stored, by quads.
 template <uint32_t kDim, uint32_t kFormat, bool kManyRows>
 struct TileKeyReader {
   using Form = LevelForm<kFormat, kManyRows>;

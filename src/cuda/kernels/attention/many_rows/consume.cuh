@@ -224,7 +224,7 @@ class Consumer {
           warp_max<4>(fmaxf(fmaxf(max[i][0], max[i][1]), fmaxf(max[i][2], max[i][3])));
       r.max = fmaxf(r.max, newest);
       factor[i] = soft ? 1.0f : r.factor;
-      // Of keys that the row does not see there is none.
+      // A row that sees no key of the stage has no scale.
       if (T::kLevelsV && hidden && !multiplied && newest == minus_infinity()) max_scale[i] = 0;
       if constexpr (T::kLevelsV)
         r.scale_exponent = fmaxf(r.scale_exponent, scale_exponent_of(max_scale[i]));

@@ -26,7 +26,7 @@ class UnpackedProducer {
         fence_operands();
         arrive(&state_.full[at.slot]);
         at = at.next();
-        // Of the next item, ahead of its K: consumers wait for that.
+        // The next item's keys, ahead of its K: consumers wait for that.
         if ((m - kAhead) % 2 != 0) hand_over_keys((m - kAhead) / 2 + 1);
       }
       if (m < items) {

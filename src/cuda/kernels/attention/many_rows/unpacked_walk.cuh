@@ -24,7 +24,7 @@ struct UnpackedWalk {
   }
 };
 
-// Of tile `at`, which may be in front, of a KV head.
+// Where tile `at`, which may be in front, of a KV head lies.
 inline UnpackedTiles unpacked_tiles_at(const abi::AttentionParams& p, uint64_t partial,
                                        uint64_t kv_head, int64_t at, uint32_t stage_keys) {
   const uint64_t tiles = unpacked_tiles(p, stage_keys);
@@ -38,7 +38,7 @@ inline UnpackedTiles unpacked_tiles_at(const abi::AttentionParams& p, uint64_t p
           scales + (tiles + nth) * kScaleTileBytes};
 }
 
-// Of a work tile's walk.
+// Where the first tile of a work tile's walk lies.
 inline UnpackedTiles unpacked_tiles_of(const RowTile& tile, uint64_t partial) {
   const abi::AttentionParams& p = tile.params;
   const UnpackedWalk all(p, tile.stage_keys);
