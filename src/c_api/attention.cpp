@@ -1,10 +1,10 @@
 #include "gyre/c/attention.h"
 
-#include <memory>
 #include <optional>
 
 #include "c_api/convert.h"
 #include "c_api/handles.h"
+#include "c_api/scratch.h"
 
 namespace gyre::c_api {
 namespace {
@@ -24,11 +24,6 @@ std::optional<float> scale_of(float given) {
 }
 
 }  // namespace
-
-AttendInputs attend_inputs(const gyre_attend_inputs* inputs) {
-  const gyre_attend_inputs given = read(inputs, "inputs");
-  return {.q = tensor(given.q), .out = tensor(given.out), .lse = tensor(given.lse)};
-}
 
 AttendOptions attend_options(const gyre_attend_options* options) {
   const gyre_attend_options given = read_or_default(options, "options");
@@ -58,28 +53,6 @@ gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* op
           .mask = attention_mask(given.mask),
           .settled_keys = given.settled_keys != 0};
 }
-
-// The caller's handle of memory that a call may replace. Its successor is made before the call,
-// which must not be recorded and then fail.
-class Scratch {
- public:
-  explicit Scratch(gyre_tensor** handle) : handle_(handle) {
-    if (handle == nullptr) return;
-    next_ = std::make_unique<gyre_tensor>();
-    next_->value = tensor(*handle);
-  }
-  gyre::Tensor* memory() const { return next_ ? &next_->value : nullptr; }
-  void give_back() {
-    if (!next_ || !next_->value.defined()) return;
-    if (*handle_ != nullptr && next_->value.address() == (*handle_)->value.address()) return;
-    delete *handle_;
-    *handle_ = next_.release();
-  }
-
- private:
-  gyre_tensor** handle_;
-  std::unique_ptr<gyre_tensor> next_;
-};
 
 }  // namespace
 

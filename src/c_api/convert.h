@@ -22,7 +22,6 @@ RopeAppendOptions rope_append_options(const gyre_rope_append_options* options);
 inline KvStepEnd step_end(gyre_step_end how) {
   return same_number<KvStepEnd>(how, {KvStepEnd::checked, KvStepEnd::captured}, "how");
 }
-AttendInputs attend_inputs(const gyre_attend_inputs* inputs);
 AttendOptions attend_options(const gyre_attend_options* options);
 KvRange kv_range(const gyre_kv_range* options);
 KvLayer kv_layer(const gyre_kv_layer& given);

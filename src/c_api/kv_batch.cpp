@@ -4,6 +4,7 @@
 
 #include "c_api/convert.h"
 #include "c_api/handles.h"
+#include "c_api/scratch.h"
 
 using namespace gyre::c_api;
 
@@ -74,7 +75,9 @@ gyre_status gyre_kv_batch_attend(const gyre_kv_batch* batch, gyre_encoder* encod
                                  const gyre_attend_inputs* inputs,
                                  const gyre_attend_options* options) {
   return guard(__func__, [&] {
-    value(batch).attend(value(encoder), layer, attend_inputs(inputs), attend_options(options));
+    AttendCall call(inputs);
+    value(batch).attend(value(encoder), layer, call.in, attend_options(options));
+    call.scratch.give_back();
   });
 }
 

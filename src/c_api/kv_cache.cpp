@@ -3,6 +3,7 @@
 #include "c_api/convert.h"
 #include "c_api/enums.h"
 #include "c_api/handles.h"
+#include "c_api/scratch.h"
 #include "gyre/c/snapshot.h"
 
 namespace gyre::c_api {
@@ -174,7 +175,9 @@ gyre_status gyre_kv_cache_attend(const gyre_kv_cache* cache, gyre_encoder* encod
                                  const gyre_attend_inputs* inputs,
                                  const gyre_attend_options* options) {
   return guard(__func__, [&] {
-    value(cache).attend(value(encoder), layer, attend_inputs(inputs), attend_options(options));
+    AttendCall call(inputs);
+    value(cache).attend(value(encoder), layer, call.in, attend_options(options));
+    call.scratch.give_back();
   });
 }
 

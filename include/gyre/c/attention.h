@@ -139,6 +139,9 @@ typedef struct gyre_attend_inputs {
   const gyre_tensor* q;
   const gyre_tensor* out;
   const gyre_tensor* lse;
+  // As in gyre_paged_attention_inputs: caches whose calls run one after the other can share it,
+  // latent layers and others one each. NULL: the cache or batch keeps its own.
+  gyre_tensor** scratch;
 } gyre_attend_inputs;
 
 typedef struct gyre_attend_options {

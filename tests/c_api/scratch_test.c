@@ -1,5 +1,5 @@
-// Memory that a caller of paged attention keeps, scratch and schedule: who makes the handle, when it
-// is replaced, and that a refused call leaves it. Nothing runs: a stand-in for the driver will do.
+// Memory that a caller of attention keeps, scratch and schedule: who makes the handle, when it is
+// replaced, and that a refused call leaves it. Nothing runs: a stand-in for the driver will do.
 #include "check.h"
 
 enum { kDim = 128, kPageTokens = 16 };
@@ -118,6 +118,54 @@ static void test_on_cuda(void) {
   close_all(&s);
 }
 
+// A prompt of `tokens` into a new cache; the list is dropped, the scratch memory stays.
+static void record_prompt(const gyre_device* device, uint64_t tokens, gyre_tensor** scratch) {
+  const gyre_kv_layer layer = {.size = sizeof layer, .k = GYRE_KV_TQ8, .v = GYRE_KV_TQ8};
+  const gyre_kv_cache_options options = {.size = sizeof options,
+                                         .kv_heads = 1,
+                                         .head_dim = kDim,
+                                         .capacity = tokens,
+                                         .layers = &layer,
+                                         .layer_count = 1};
+  gyre_kv_cache* cache = NULL;
+  OK(gyre_kv_cache_create(device, &options, &cache));
+  gyre_encoder* encoder = NULL;
+  OK(gyre_encoder_create(device, &encoder));
+  gyre_tensor *q = tensor_of(device, GYRE_F16, 3, tokens, 4, kDim),
+              *out = tensor_of(device, GYRE_F16, 3, tokens, 4, kDim),
+              *rows = tensor_of(device, GYRE_F16, 3, tokens, 1, kDim);
+  OK(gyre_kv_cache_begin_step(cache, encoder, tokens));
+  OK(gyre_kv_cache_append(cache, encoder, 0, rows, rows));
+  gyre_attend_inputs inputs = {.size = sizeof inputs, .q = q, .out = rows, .scratch = scratch};
+  const gyre_tensor* const before = scratch != NULL ? *scratch : NULL;
+  REFUSED(gyre_kv_cache_attend(cache, encoder, 0, &inputs, NULL), "out");
+  CHECK(scratch == NULL || *scratch == before);
+  inputs.out = out;
+  OK(gyre_kv_cache_attend(cache, encoder, 0, &inputs, NULL));
+  OK(gyre_encoder_clear(encoder));
+  gyre_tensor_destroy(q);
+  gyre_tensor_destroy(out);
+  gyre_tensor_destroy(rows);
+  gyre_encoder_destroy(encoder);
+  gyre_kv_cache_destroy(cache);
+}
+
+static void test_caches(const char* name, int takes_memory) {
+  gyre_device* device = NULL;
+  OK(gyre_device_open(name, NULL, &device));
+  gyre_tensor* scratch = NULL;
+  record_prompt(device, 256, &scratch);
+  CHECK((scratch != NULL) == takes_memory);
+  const gyre_tensor* const first = scratch;
+  record_prompt(device, 256, &scratch);
+  CHECK(scratch == first);
+  record_prompt(device, 512, &scratch);
+  CHECK((scratch != first) == takes_memory);
+  record_prompt(device, 512, NULL);
+  gyre_tensor_destroy(scratch);
+  gyre_device_destroy(device);
+}
+
 static void test_schedule(void) {
   Setup s = open_on("cuda:0");
   gyre_tensor* schedule = NULL;
@@ -150,5 +198,7 @@ int main(void) {
   test_on_the_cpu();
   test_on_cuda();
   test_schedule();
+  test_caches("cpu", 0);
+  test_caches("cuda:0", 1);
   return 0;
 }
