@@ -150,7 +150,7 @@ double Node::error() {
 }  // namespace gyre::ggml::test
 
 // What the library finds with dlsym.
-namespace abi = gyre::ggml::abi;
+namespace ggml_abi = gyre::ggml::abi;  // `abi` is the C++ runtime's
 using gyre::ggml::test::fake;
 extern "C" {
 __attribute__((visibility("default"))) const char* ggml_version() { return fake().version.c_str(); }
@@ -179,24 +179,25 @@ __attribute__((visibility("default"))) size_t ggml_type_size(int type) {
   }
   return 0;
 }
-__attribute__((visibility("default"))) int ggml_graph_n_nodes(abi::Graph* graph) {
+__attribute__((visibility("default"))) int ggml_graph_n_nodes(ggml_abi::Graph* graph) {
   return static_cast<int>(graph->nodes.size());
 }
-__attribute__((visibility("default"))) abi::Tensor* ggml_graph_node(abi::Graph* graph, int i) {
+__attribute__((visibility("default"))) ggml_abi::Tensor* ggml_graph_node(ggml_abi::Graph* graph,
+                                                                         int i) {
   return graph->nodes[static_cast<size_t>(i)];
 }
-__attribute__((visibility("default"))) bool ggml_backend_buft_is_host(abi::BufferType* type) {
+__attribute__((visibility("default"))) bool ggml_backend_buft_is_host(ggml_abi::BufferType* type) {
   return type->is_host;
 }
-__attribute__((visibility("default"))) bool ggml_backend_buffer_is_host(abi::Buffer* buffer) {
+__attribute__((visibility("default"))) bool ggml_backend_buffer_is_host(ggml_abi::Buffer* buffer) {
   return buffer->is_host;
 }
-__attribute__((visibility("default"))) abi::Device* ggml_backend_dev_by_type(int type) {
-  if (type != abi::device_cpu || !fake().has_cpu) return nullptr;
+__attribute__((visibility("default"))) ggml_abi::Device* ggml_backend_dev_by_type(int type) {
+  if (type != ggml_abi::device_cpu || !fake().has_cpu) return nullptr;
   return fake().is_second ? &fake().second_cpu : &fake().cpu;
 }
-__attribute__((visibility("default"))) abi::Registry* ggml_backend_dev_backend_reg(
-    abi::Device* device) {
+__attribute__((visibility("default"))) ggml_abi::Registry* ggml_backend_dev_backend_reg(
+    ggml_abi::Device* device) {
   return device->registry;
 }
 }
