@@ -19,16 +19,17 @@ float scale_of(const AttentionShape& s) { return 1 / std::sqrt(static_cast<float
 
 struct Queries {
   Tensor q, out;
+  Tensor scratch{};  // of prompts, as a cache's layers share it
 };
 
-void record(Encoder& encoder, const AttentionShape& s, const KvPair& cache,
-            const Queries& queries) {
+void record(Encoder& encoder, const AttentionShape& s, const KvPair& cache, Queries& queries) {
   attention(encoder,
             {.q = queries.q,
              .k_cache = cache.k,
              .v_cache = cache.v,
              .out = queries.out,
-             .latent = s.latent()},
+             .latent = s.latent(),
+             .scratch = s.tokens > 1 ? &queries.scratch : nullptr},
             {.length = s.context, .scale = scale_of(s)});
 }
 
@@ -43,14 +44,15 @@ double error_of(const Device& device, const AttentionShape& s, const FormatPair&
   q.write_from(std::span<const float>(values));
   const Tensor out = device.tensor(DType::f32, {1, s.heads, s.head_dim});
   Encoder encoder(device);
-  record(encoder, s, cache, {q, out});
+  Queries queries{q, out};
+  record(encoder, s, cache, queries);
   encoder.submit().wait();
   return attention_nmse(out, q, decoded(device, cache.k), decoded(device, cache.v));
 }
 
 // Time of one command, roughly: prefill takes far longer than reading its bytes.
 double least_us(const Device& device, const AttentionShape& s, const KvPair& cache,
-                const Queries& queries, double limit_us) {
+                Queries& queries, double limit_us) {
   if (s.tokens == 1) return limit_us;
   double us = 0;
   for (int round = 0; round < 2; ++round) {  // the first one may compile
@@ -69,7 +71,7 @@ struct Measured {
 };
 
 Measured measure(const GpuContext& gpu, const AttentionShape& s, const FormatPair& pair,
-                 const Tensor& tokens, const Queries& queries) {
+                 const Tensor& tokens, Queries& queries) {
   std::vector<KvPair> caches;
   do {
     caches.push_back(allocate(gpu.device, s, pair));
@@ -135,8 +137,8 @@ std::vector<Row> measure_gpu_attention(const GpuContext& gpu, const AttentionRun
   std::vector<Row> rows;
   for (const FormatPair& pair : run.formats) {
     const DType dtype = query_dtype(pair.k);
-    const Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.q_dim(), dtype),
-                             gpu.device.tensor(dtype, {s.tokens, s.heads, s.head_dim})};
+    Queries queries = {noise_tokens(gpu.device, s.tokens, s.heads, s.q_dim(), dtype),
+                       gpu.device.tensor(dtype, {s.tokens, s.heads, s.head_dim})};
     const Measured m = measure(gpu, s, pair, tokens, queries);
     if (rows.empty()) first_us = m.us;
     Row row = make_row(gpu, run, pair, m);

@@ -87,6 +87,7 @@ Timed one_by_one(const GpuContext* gpu, const Device& device, const ServingShape
     }
     sets.push_back(std::move(caches));
   } while (sets.size() < sets_of(gpu, bytes));
+  Tensor scratch;
   return instantiate(gpu, device, sets.size(), bytes, [&](Encoder& encoder, uint64_t i) {
     for (const Cache& cache : sets[i]) {
       attention(
@@ -95,7 +96,8 @@ Timed one_by_one(const GpuContext* gpu, const Device& device, const ServingShape
            .k_cache = cache.pair.k,
            .v_cache = cache.pair.v,
            .out = out,
-           .latent = one.latent()},
+           .latent = one.latent(),
+           .scratch = q.shape(0) > 1 ? &scratch : nullptr},
           {.length = cache.length, .scale = 1.0f / std::sqrt(static_cast<float>(one.q_dim()))});
     }
   });

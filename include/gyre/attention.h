@@ -34,6 +34,12 @@ struct AttentionInputs {
   // of K, both with one KV head. q has the coordinates of the latent, then the rotary ones; out has
   // the latent's. `scale` must be given, a tree_mask is refused. See docs/latent.md.
   bool latent = false;
+  // Scratch memory that the caller keeps from call to call; it grows. Pass an undefined tensor, or
+  // what an earlier call made of it and nobody else wrote to. Calls that use it run one after the
+  // other, whatever their shapes; a call that finds it large enough allocates nothing. Calls over
+  // latent rows and others need one each. Null: each call takes its own, and on CUDA a long prompt
+  // over levels is slower, because it takes at most 32 MiB.
+  Tensor* scratch = nullptr;
 };
 
 struct AttentionOptions {
@@ -66,10 +72,8 @@ struct PagedAttentionInputs {
   Tensor is_prefill{};  // u8 [sequences], not 0: see below; may be undefined
   Tensor out{};         // [tokens, heads, v_head_dim]; rows of no sequence are not written
   Tensor lse{};         // [tokens, heads] f32, as in AttentionInputs
-  // Scratch memory that the caller keeps from call to call; it grows. Calls that use it run one
-  // after the other. A call that finds it large enough allocates nothing, so it can be recorded
-  // while a CUDA stream is captured. Calls over latent pages and others need one each. Null: each
-  // call takes its own, as it always does on the CPU.
+  // As in AttentionInputs; both may use the same. A call that finds it large enough can be recorded
+  // while a CUDA stream is captured.
   Tensor* scratch = nullptr;
   Tensor schedule{};  // attention_schedule()'s; undefined: the call makes its own
 };

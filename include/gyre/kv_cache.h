@@ -76,8 +76,8 @@ struct AttendInputs {
   Tensor q{};    // [tokens, heads, head_dim]: the newest tokens; of a latent layer + v_head_dim
   Tensor out{};  // [tokens, heads, head_dim of V]; of a latent layer head_dim
   Tensor lse{};  // [tokens, heads] f32, as in AttentionInputs
-  // Scratch memory of the caller's, as in PagedAttentionInputs: caches whose calls run one after
-  // the other can share it, latent layers and others one each. On CUDA the prompts of a compressed
+  // Scratch memory of the caller's, as in AttentionInputs: caches whose calls run one after the
+  // other can share it, latent layers and others one each. On CUDA the prompts of a compressed
   // layer take 2 bytes for each coordinate of K and V. Null: the cache keeps its own.
   Tensor* scratch = nullptr;
 };
@@ -126,7 +126,7 @@ class GYRE_API KvCache {
   const KvCacheOptions& options() const;       // as given; a v_head_dim of 0 filled in
   const std::vector<KvLayer>& layers() const;  // with every number filled in
   uint64_t length() const;                     // tokens, as far as recorded
-  uint64_t bytes() const;  // without attend()'s scratch: the partial states of one call
+  uint64_t bytes() const;                      // without attend()'s scratch memory
   std::vector<KvLayerInfo> describe() const;
 
   // The next `tokens` tokens begin: their positions are set, and every layer with a cache of its

@@ -1,4 +1,5 @@
 #include "kv_buffer.h"
+#include "kv_pages.h"
 
 namespace gyre::python {
 namespace {
@@ -13,8 +14,10 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer
                          const OptionalOperand& lse, const OptionalOperand& sink_logits,
                          const OptionalOperand& alibi_slopes, const OptionalOperand& tree_mask,
                          uint64_t length, uint64_t ring_start, std::optional<float> scale,
-                         bool causal, uint64_t window, float soft_cap, bool latent) {
+                         bool causal, uint64_t window, float soft_cap, bool latent,
+                         BoundScratch* scratch) {
   const Operands operand(encoder, "attention");
+  const UsedScratch memory(scratch, "attention");
   const Tensor queries = operand("q", q);
   const BoundKvBuffer& values = latent ? k_cache : v_cache;
   const Written to = operand.written("out", out, queries.dtype(),
@@ -24,7 +27,8 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvBuffer
                                .v_cache = v_cache.buffer,
                                .out = to.tensor,
                                .lse = operand("lse", lse),
-                               .latent = latent};
+                               .latent = latent,
+                               .scratch = memory.tensor()};
   const AttentionOptions options{.length = length,
                                  .ring_start = ring_start,
                                  .scale = scale,
@@ -91,7 +95,7 @@ void bind_attention(nb::module_& module) {
       "out"_a = nb::none(), "lse"_a = nb::none(), "sink_logits"_a = nb::none(),
       "alibi_slopes"_a = nb::none(), "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a,
       "ring_start"_a = 0, "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
-      "soft_cap"_a = 0.0f, "latent"_a = false,
+      "soft_cap"_a = 0.0f, "latent"_a = false, "scratch"_a = nb::none(),
       "Records softmax(scale * q k^T) v over a cache and returns out.\n\n"
       "q is [tokens, heads, head_dim], f32, f16 or bf16, and holds the newest tokens. k_cache and "
       "v_cache are KvBuffers of any format; heads must be a multiple of their kv_heads. out is "
@@ -106,7 +110,9 @@ void bind_attention(nb::module_& module) {
       "one logit per head whose value is 0.\n\n"
       "With latent (MLA), k_cache holds the latent, which is V as well, and v_cache the rotary "
       "part of K, both with one KV head. q then has the coordinates of the latent, followed by the "
-      "rotary ones; out has those of the latent; scale must be given.");
+      "rotary ones; out has those of the latent; scale must be given.\n\n"
+      "scratch is an AttentionScratch that you keep from call to call; on CUDA a long prompt over "
+      "levels is slower without one.");
   module.def("attention_partial", record_attention_partial, "encoder"_a, "q"_a, "k_cache"_a,
              "v_cache"_a, "partial"_a = nb::none(), "alibi_slopes"_a = nb::none(),
              "tree_mask"_a = nb::none(), nb::kw_only(), "length"_a, "ring_start"_a = 0,

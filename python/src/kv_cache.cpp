@@ -150,13 +150,12 @@ Operand attend(BoundKvCache& self, Encoder& encoder, uint64_t layer, const Opera
                const OptionalOperand& tree_mask, BoundScratch* scratch) {
   const Use use(self, "cache.attend");
   const Operands operand(encoder, "cache.attend");
+  const UsedScratch memory(scratch, "cache.attend");
   const Tensor queries = operand("q", q);
   const Written to = operand.written("out", out, queries.dtype(),
                                      attend_shape(queries, use.cache().layers(), layer));
-  const AttendInputs inputs{.q = queries,
-                            .out = to.tensor,
-                            .lse = operand("lse", lse),
-                            .scratch = scratch != nullptr ? &scratch->tensor : nullptr};
+  const AttendInputs inputs{
+      .q = queries, .out = to.tensor, .lse = operand("lse", lse), .scratch = memory.tensor()};
   const AttendOptions options{.scale = scale,
                               .mask = {.causal = causal,
                                        .window = window,

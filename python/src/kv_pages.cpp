@@ -36,6 +36,7 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
                          std::optional<float> scale, bool causal, uint64_t window, float soft_cap,
                          bool settled_keys, BoundScratch* scratch) {
   const Operands operand(encoder, "paged_attention");
+  const UsedScratch memory(scratch, "paged_attention");
   const Tensor queries = operand("q", q);
   const KvPageShape& shape = pages.pages.shape;
   const bool k_dim = shape.latent || shape.v_head_dim == 0;
@@ -52,7 +53,7 @@ Operand record_attention(Encoder& encoder, const Operand& q, const BoundKvPages&
                                     .is_prefill = operand("is_prefill", is_prefill),
                                     .out = to.tensor,
                                     .lse = operand("lse", lse),
-                                    .scratch = scratch != nullptr ? &scratch->tensor : nullptr,
+                                    .scratch = memory.tensor(),
                                     .schedule = operand("schedule", schedule)};
   const PagedAttentionOptions options{
       .max_query_length = max_query_length,
@@ -186,17 +187,20 @@ void bind_kv_pages(nb::module_& module) {
       "Copies whole pages. from_ and to are i32 [count] and hold page numbers.");
   nb::class_<BoundScratch>(
       module, "AttentionScratch",
-      "Memory that calls of paged_attention share on CUDA. It grows as needed; a call that finds "
-      "it large enough allocates nothing, so it can be captured into a CUDA graph.")
+      "Memory that calls of attention, paged_attention and KvCache.attend share. It grows as "
+      "needed; "
+      "a call that finds it large enough allocates nothing, so it can be captured into a CUDA "
+      "graph.")
       .def(
           "__init__",
           [](BoundScratch* self, const DeviceLike& device) {
-            new (self) BoundScratch{device_of(device), {}};
+            new (self) BoundScratch{device_of(device)};
           },
           "device"_a = "cpu", "Takes no memory before the first call.")
       .def_prop_ro(
           "memory",
-          [](const BoundScratch& self) -> std::optional<BoundTensor> {
+          [](BoundScratch& self) -> std::optional<BoundTensor> {
+            const UsedScratch memory(&self, "scratch.memory");
             if (!self.tensor.defined()) return std::nullopt;
             return BoundTensor{self.device, self.tensor};
           },

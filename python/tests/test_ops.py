@@ -229,6 +229,20 @@ def test_attention(encoder, rng, format, error, tokens):
     assert np.abs(out - expected).max() < error and np.abs(lse - expected_lse).max() < error
 
 
+def test_calls_of_attention_share_scratch(encoder, rng):
+    scratch, keys = gyre.AttentionScratch(), 1500  # enough for splits
+    assert scratch.memory is None
+    addresses = []
+    for _ in range(2):
+        for kv_heads in (20, 1):
+            q, k, v = normal(rng, 1, 20, 64), normal(rng, keys, kv_heads, 64), normal(rng, keys, kv_heads, 64)
+            out = gyre.attention(encoder, q, *filled_cache(encoder, "f32", k, v), length=keys, scratch=scratch)
+            encoder.submit().wait()
+            assert np.abs(np.asarray(out) - softmax_attention(q, k, v, 0.125)[0]).max() < 1e-5
+            addresses.append(scratch.memory.data_ptr)
+    assert len(set(addresses)) == 1  # the first call took the most
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -33,6 +33,8 @@ struct AttentionProblem {
   uint32_t max_query_length;  // of a sequence
   AttentionPhase phase;       // of the sequences that the plan is for
   uint32_t latent;            // AttentionParams::latent
+  uint32_t keeps_scratch;     // 1: the caller keeps what the plan takes, from call to call
+  uint32_t unused;
 };
 
 enum class AttentionKernel : uint32_t {
@@ -44,7 +46,8 @@ enum class AttentionKernel : uint32_t {
 
 // Who reduces the splits' partial states to the output: nobody, because there is one split or the
 // states are what is wanted; the blocks of the kernel itself, to the output or to one state of a
-// row; attention_merge after it or, over pages, the kernel once more (kAttentionMerged).
+// row (`partial` is its scratch memory then); attention_merge after it or, over pages, the kernel
+// once more (kAttentionMerged).
 enum class AttentionReduce : uint32_t { none, in_kernel, separate };
 
 // How a kernel over pages wants its work listed; see AttentionScheduleParams.
@@ -59,12 +62,11 @@ struct AttentionSchedulePlan {
 struct AttentionPlan {
   uint64_t spec;               // the kernel's pipeline key
   uint64_t splits;             // of the keys, at least 1
-  uint64_t scratch_floats;     // zeros that the argument `partial` needs; 0: no argument
+  uint64_t scratch_floats;     // of the argument `partial`, zeros when new; 0: no argument
   uint32_t fewest_split_keys;  // in a split, where the device counts the keys
   AttentionKernel kernel;
   AttentionReduce reduce;
   uint32_t drafts;  // 1: the device has a kernel for the phase `drafts`, and this is its plan
-  uint32_t fresh_scratch;  // 1: what a call leaves in `partial` is no scratch for another batch
   // Sequences of at most this many rows need a phase of their own: the kernel for more rows would
   // give them other bits. 0: none do.
   uint32_t own_rows;

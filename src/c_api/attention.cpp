@@ -59,14 +59,17 @@ gyre::PagedAttentionOptions paged_options(const gyre_paged_attention_options* op
 gyre_status gyre_attention(gyre_encoder* encoder, const gyre_attention_inputs* inputs,
                            const gyre_attention_options* options) {
   return record(__func__, encoder, inputs, [&](gyre::Encoder& to, const auto& given) {
+    Scratch scratch(given.scratch);
     gyre::attention(to,
                     gyre::AttentionInputs{.q = tensor(given.q),
                                           .k_cache = kv_buffer(given.k_cache),
                                           .v_cache = kv_buffer(given.v_cache),
                                           .out = tensor(given.out),
                                           .lse = tensor(given.lse),
-                                          .latent = given.latent != 0},
+                                          .latent = given.latent != 0,
+                                          .scratch = scratch.memory()},
                     attention_options(options));
+    scratch.give_back();
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
@@ -40,6 +41,11 @@ class Backoff {
 constexpr std::chrono::milliseconds kPollEvery{20};
 constexpr std::align_val_t kScratchAlignment{64};  // of vectors, and of cache lines
 
+void zero(const Plan::Entry& entry) {
+  if (entry.zeroed.bytes == 0) return;
+  std::memset(pointer<void>(entry.args[entry.zeroed.arg]), 0, entry.zeroed.bytes);
+}
+
 // The task that runs on the thread.
 struct Running {
   Executor* executor = nullptr;
@@ -72,7 +78,9 @@ void Plan::build(const CommandList& list) {
     const uint32_t tasks = pipeline.row->tasks(params, pipeline.spec);
     const auto entry = static_cast<uint32_t>(entries.size());
     scratch_bytes = std::max(scratch_bytes, pipeline.row->scratch_bytes);
-    entries.push_back({pipeline.run, params, list.args_of(command), tasks, pipeline.row->reset});
+    const ArgBytes zeroed =
+        pipeline.row->zeroed != nullptr ? pipeline.row->zeroed(params) : ArgBytes();
+    entries.push_back({pipeline.run, params, list.args_of(command), tasks, zeroed});
     if (tasks == 1 && chain_open) {
       // One thread runs the chain in order, which is all that a barrier inside it asks for. What
       // follows the chain waits for the whole of it.
@@ -85,8 +93,13 @@ void Plan::build(const CommandList& list) {
       chain_open = false;
       continue;
     }
+    if (tasks > 1 && zeroed.bytes != 0) {  // by the thread that ends the chain, or one of its own
+      if (!chain_open) steps.push_back({tickets++, group_start, entry, 0, false});
+      steps.back().zeroes_next = true;
+      group_start = tickets;
+    }
     chain_open = tasks == 1 && group_start == tickets;
-    steps.push_back({tickets, group_start, entry, 1});
+    steps.push_back({tickets, group_start, entry, 1, false});
     tickets += tasks;
   }
 }
@@ -208,6 +221,7 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
   for (uint32_t i = step.entry; i < step.entry + step.chain; ++i) {
     const Plan::Entry& entry = run.plan->entries[i];
     if (ended(thread)) break;
+    if (entry.tasks == 1) zero(entry);
     if (run.log == nullptr) {
       entry.run(entry.params, entry.args, task, entry.tasks);
       continue;
@@ -220,6 +234,7 @@ void Executor::run_ticket(const Run& run, uint64_t ticket, uint32_t thread) {
       untimed_.store(true, std::memory_order_relaxed);
     }
   }
+  if (step.zeroes_next) zero(run.plan->entries[step.entry + step.chain]);
   running = {};
 }
 
@@ -254,8 +269,6 @@ bool Executor::ended(uint32_t thread) {
 
 // Nothing runs any more: commands may have run in part.
 void Executor::end_early() {
-  for (const Plan::Entry& entry : run_.plan->entries)
-    if (entry.reset != nullptr && entry.tasks != 0) entry.reset(entry.params, entry.args);
   untimed_ = false;
   for (auto& of_thread : timings_) of_thread.clear();
   std::rethrow_exception(std::exchange(thrown_, nullptr));

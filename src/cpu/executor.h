@@ -28,13 +28,14 @@ struct Plan {
     const void* params;
     const uint64_t* args;
     uint32_t tasks;
-    void (*reset)(const void* params, const uint64_t* args);
+    ArgBytes zeroed;  // before the first task
   };
   struct Step {
     uint64_t first_ticket;
     uint64_t wait_for;  // tickets that must be finished before this step may start
     uint32_t entry;     // first command
     uint32_t chain;     // commands run by one ticket; 1 for a command of several tasks
+    bool zeroes_next;   // the ticket ends with the zeros of the command after it
   };
 
   std::vector<Entry> entries;

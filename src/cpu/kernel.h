@@ -15,6 +15,12 @@ namespace gyre::cpu {
 // either.
 using TaskFn = CustomTask;
 
+// The first bytes of an argument's memory.
+struct ArgBytes {
+  uint32_t arg = 0;
+  uint64_t bytes = 0;
+};
+
 // A row of the CPU's table. select: code for a spec on this machine, null if there is none.
 // tasks: how many there are; 0 when there is no work, 1 when sharing it would cost more than it
 // saves. plan: as DeviceImpl::plan.
@@ -25,8 +31,8 @@ struct CpuKernel {
   std::string (*describe)(uint64_t spec) = nullptr;  // what the code is made of, where that varies
   bool (*plan)(const void* problem, const DeviceInfo& device, void* plan) = nullptr;
   uint64_t scratch_bytes = 0;  // what task_scratch() has while a task of it runs
-  // Where tasks leave something for each other in memory: makes it as if none of them had run.
-  void (*reset)(const void* params, const uint64_t* args) = nullptr;
+  // Memory in which tasks leave something for each other: 0 when the first of them begins.
+  ArgBytes (*zeroed)(const void* params) = nullptr;
 };
 
 // Memory of the thread that runs a task, as large as its kernel's row says, aligned to 64 bytes.

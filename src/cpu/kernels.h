@@ -17,6 +17,6 @@ TasksFn kv_copy_tasks, rope_tasks, hadamard_tasks, kv_dequantize_tasks, kv_feedb
     kv_page_copy_tasks, bytes_copy_tasks, one_task;
 
 std::string describe_attention(uint64_t spec);
-void reset_attention(const void* params, const uint64_t* args);
+ArgBytes zeroed_by_attention(const void* params);
 
 }  // namespace gyre::cpu

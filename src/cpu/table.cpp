@@ -15,7 +15,7 @@ std::span<const CpuKernel> kernel_table() {
       {&kKvFeedback.info, select_kv_feedback, kv_feedback_tasks},
       {&kKvTransform.info, select_kv_transform, kv_transform_tasks},
       {&kAttention.info, select_attention, attention_tasks, describe_attention, plan_attention,
-       kAttentionScratchBytes, reset_attention},
+       kAttentionScratchBytes, zeroed_by_attention},
       {&kAttentionMerge.info, select_attention_merge, attention_merge_tasks},
       {&kKvExtend.info, select_kv_extend, one_task},
       {&kKvAppend.info, select_write, write_tasks},

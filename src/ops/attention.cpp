@@ -6,6 +6,7 @@
 #include "ops/attention_dispatch.h"
 #include "ops/attention_latent.h"
 #include "ops/attention_spec.h"
+#include "ops/cache_ops.h"
 #include "runtime/device_impl.h"
 #include "runtime/recorder.h"
 #include "runtime/require.h"
@@ -13,12 +14,11 @@
 namespace gyre {
 namespace {
 
-// Memory for a kernel that reduces its states itself.
-Tensor own_scratch(const Encoder& encoder, const abi::AttentionPlan& plan) {
+// Memory for a plan that reduces in the kernel, `kept` if that is large enough.
+Tensor scratch_of(const Encoder& encoder, const abi::AttentionPlan& plan, const Tensor& kept) {
   const bool reduces = plan.reduce == abi::AttentionReduce::in_kernel;
-  return reduces && plan.scratch_floats != 0
-             ? encoder.device().tensor(DType::f32, {plan.scratch_floats})
-             : Tensor();
+  return reduces && plan.scratch_floats != 0 ? at_least(encoder.device(), kept, plan.scratch_floats)
+                                             : kept;
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ void attention_partial(Encoder& encoder, const AttentionPartialInputs& in,
       plan_call(recording, call, {.states = true, .splits = in.partial.shape(0)});
   dispatch_call(recording, call, plan,
                 {.partial = in.partial, .out = {}, .lse = {}, .sink_logits = {}},
-                own_scratch(encoder, plan));
+                scratch_of(encoder, plan, {}));
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("attention_partial");
@@ -93,22 +93,30 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
   check_call(call);
   AttentionMergeInputs outputs{{}, in.out, in.lse, mask.sink_logits};
   check_outputs(call.op, outputs, {in.q.shape(0), in.q.shape(1), out_dim});
+  check_scratch(call.op, in.scratch);
   for (const Tensor* written : {&in.out, &in.lse}) {
     check_apart(call.op, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &in.k_cache.codes, &in.k_cache.scales, &in.v_cache.codes,
                  &in.v_cache.scales, &mask.sink_logits, &mask.alibi_slopes, &mask.tree_mask});
   }
   if (in.q.shape(0) == 0) return;
-  const abi::AttentionPlan plan = plan_call(recording, call, {.out = in.out.dtype()});
+  const abi::AttentionPlan plan =
+      plan_call(recording, call, {.out = in.out.dtype(), .keeps_scratch = in.scratch != nullptr});
+  Tensor scratch = in.scratch != nullptr ? *in.scratch : Tensor();
   if (plan.reduce == abi::AttentionReduce::separate) {
-    outputs.partial = encoder.device().tensor(
-        DType::f32, attention_partial_shape(plan.splits, in.q.shape(), out_dim));
+    constexpr uint64_t kHead = abi::kScratchHead / sizeof(float);
+    const Dims shape = attention_partial_shape(plan.splits, in.q.shape(), out_dim);
+    const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
+    scratch = at_least(encoder.device(), scratch, kHead + floats);
+    outputs.partial = scratch.slice(0, kHead, floats).reshape(shape);
     dispatch_call(recording, call, plan, outputs);
     dispatch_merge(recording, outputs);
   } else {
-    dispatch_call(recording, call, plan, outputs, own_scratch(encoder, plan));
+    scratch = scratch_of(encoder, plan, scratch);
+    dispatch_call(recording, call, plan, outputs, scratch);
   }
   recording.commit();
+  if (in.scratch != nullptr) *in.scratch = scratch;
 } catch (const std::bad_alloc&) {
   out_of_memory("attention");
 }

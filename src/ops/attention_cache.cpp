@@ -76,7 +76,10 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.latent};
     plans[i] = plan_call(recording, {kOp, reads, options, &segment.at},
-                         {alone ? in.out.dtype() : DType::f32, !alone, i == 0 ? 0u : 1u});
+                         {.out = alone ? in.out.dtype() : DType::f32,
+                          .states = !alone,
+                          .splits = i == 0 ? 0u : 1u,
+                          .keeps_scratch = true});
     states += states_of(plans[i]);
     if (plans[i].reduce == abi::AttentionReduce::in_kernel)
       in_kernel = std::max(in_kernel, plans[i].scratch_floats);

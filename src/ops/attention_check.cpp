@@ -131,11 +131,12 @@ void check_apart(const char* op, const char* what, const Tensor& written,
 
 void check_scratch(const char* op, const Tensor* scratch) {
   if (scratch == nullptr || !scratch->defined()) return;
-  require(
-      scratch->dtype() == DType::f32 && scratch->rank() == 1 && scratch->is_contiguous(), op,
+  constexpr const char* kRule =
       ": scratch must be an undefined tensor or what an earlier call made of it, contiguous f32 "
-      "[entries], got ",
-      name(scratch->dtype()), " ", scratch->shape());
+      "[entries] at a multiple of 16 bytes, got ";
+  require(scratch->dtype() == DType::f32 && scratch->rank() == 1 && scratch->is_contiguous(), op,
+          kRule, name(scratch->dtype()), " ", scratch->shape());
+  require(scratch->address() % 16 == 0, op, kRule, "address ", scratch->address());
 }
 
 void check_partial_tensor(const char* op, const Tensor& partial) {

@@ -33,6 +33,7 @@ abi::AttentionProblem make_problem(const AttentionCall& call, const AttentionWan
   p.states = wanted.states ? 1 : 0;
   p.tree_mask = call.options.mask.tree_mask.defined() ? 1 : 0;
   p.latent = call.in.latent ? 1 : 0;
+  p.keeps_scratch = wanted.keeps_scratch ? 1 : 0;
   return p;
 }
 

@@ -12,7 +12,8 @@ namespace gyre {
 struct AttentionWanted {
   DType out = DType::f32;
   bool states = false;
-  uint64_t splits = 0;  // with states; 0: the device chooses
+  uint64_t splits = 0;         // with states; 0: the device chooses
+  bool keeps_scratch = false;  // the call's scratch memory serves later calls, too
 };
 
 abi::AttentionPlan plan_call(const Recording& recording, const AttentionCall& call,
@@ -24,7 +25,7 @@ inline uint64_t states_of(const abi::AttentionPlan& plan) {
 }
 
 // States go to `outputs.partial`, [states_of(plan), ...]; without, `outputs.out` and lse are
-// written. `scratch` is for kernels that reduce states themselves.
+// written. `scratch` is for plans that reduce in the kernel.
 void dispatch_call(Recording& recording, const AttentionCall& call, const abi::AttentionPlan& plan,
                    const AttentionMergeInputs& outputs, const Tensor& scratch = {});
 

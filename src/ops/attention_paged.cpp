@@ -237,14 +237,10 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
   const PagedSchedules schedules(phases, params, bounds, call.keys.tail_begin);
   if (call.schedule.defined()) schedules.check(call);
   uint64_t floats = 0;
-  bool fresh = false;
-  for (const PhasePlan& of : phases) {
-    floats = std::max(floats, of.plan.scratch_floats);
-    fresh = fresh || (call.any_batch && of.plan.fresh_scratch != 0);
-  }
+  for (const PhasePlan& of : phases) floats = std::max(floats, of.plan.scratch_floats);
   const bool own = !call.schedule.defined() && call.schedules == nullptr;
   Tensor& kept = scratch.of_kernels(problem.latent != 0);
-  Tensor reserved = fresh ? Tensor() : kept;
+  Tensor reserved = kept;
   if (const uint64_t all = floats + (own ? schedules.words() : 0); all != 0)
     reserved = at_least(device, reserved, all);
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -263,7 +259,7 @@ void attend_pages(Recording& recording, const Device& device, const PagedCall& c
     params.schedule_key = schedules.key(i);
     dispatch_phase(recording, call, parts, phases[i].plan, params, outputs, reserved, schedule);
   }
-  if (!fresh) kept = reserved;
+  kept = reserved;
 }
 
 Tensor attention_schedule(Encoder& encoder, const AttentionScheduleInputs& in,
@@ -326,7 +322,6 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.is_prefill = in.is_prefill;
   call.schedule = in.schedule;
   call.options = options;
-  call.any_batch = true;
   AttendScratch own;
   with_scratch(call.op, own, in.scratch, in.pages.shape.latent, [&](AttendScratch& scratch) {
     attend_pages(recording, encoder.device(), call, {{}, in.out, in.lse, options.mask.sink_logits},

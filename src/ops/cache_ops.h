@@ -69,7 +69,7 @@ struct ListedSchedule {
 
 // Memory that the attention of all layers uses, one after the other; it grows.
 struct AttendScratch {
-  Tensor in_kernel;  // of kernels that reduce splits themselves: nobody else may write to it
+  Tensor in_kernel;  // of plans that reduce in the kernel: nobody else may write to it
   Tensor latent;     // of those of latent attention
   Tensor states;     // partial states on their way to attention_merge
 

@@ -24,7 +24,6 @@ struct PagedCall {
   Tensor schedule{};                                                // PagedAttentionInputs'
   std::vector<ListedSchedule>* schedules = nullptr;  // that the calls of a list share
   PagedAttentionOptions options{};
-  bool any_batch = false;  // `scratch` may come from a batch of another shape
 };
 
 // Records the call inside the caller's recording. It writes either outputs.out (and lse, with

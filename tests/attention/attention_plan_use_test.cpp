@@ -20,7 +20,7 @@ using abi::AttentionReduce;
 TEST(AttentionPlan, ScratchHoldsCountersAndStates) {
   CudaPlans plans(kH200);
   plans.of({.keys = 32768, .formats = "tq4"});
-  EXPECT_EQ(plans.plan().scratch_floats, 8 * 16 + 16 * 32 * 130u);
+  EXPECT_EQ(plans.plan().scratch_floats, 4096 + 16 * 32 * 130u);
   EXPECT_EQ(plans.plan().fewest_split_keys, 128u);
   plans.of({.formats = "tq4"});
   EXPECT_EQ(plans.plan().scratch_floats, 0u);

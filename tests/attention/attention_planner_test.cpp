@@ -137,6 +137,9 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
   expect_ahead({.keys = 262144, .formats = "tq4", .tokens = 17}, false);
   expect_ahead({.keys = 262144, .formats = "tq4", .tokens = 17, .window = 4096}, true);
   expect_ahead({.formats = "tq4+f16", .tokens = 17}, false);
+  // Memory of one call alone: at most 32 MiB.
+  expect_ahead({.keys = 7000, .formats = "tq4", .tokens = 17, .keeps_scratch = false}, true);
+  expect_ahead({.keys = 8192, .formats = "tq4", .tokens = 17, .keeps_scratch = false}, false);
   CudaPlans a100(kA100), small(kSmall);
   EXPECT_EQ(a100.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
   EXPECT_EQ(small.of({.formats = "tq4", .tokens = 512}), "many rows, 1 splits");
@@ -327,6 +330,9 @@ TEST(CudaPlanner, DegenerateLimits) {
   CudaPlans h200(kH200);
   EXPECT_EQ(h200.of({.keys = 0}), "many rows, 1 splits");
   EXPECT_EQ(h200.of({.keys = 1}), "decode 8 rows, 1 splits");
+  // More KV heads than there are counters for: no splits, whose states need one for each row.
+  EXPECT_EQ(h200.of({.heads = 270, .kv_heads = 270, .keys = 65536, .formats = "tq4"}),
+            "decode 4 rows, 1 splits");
 }
 
 }  // namespace

@@ -41,8 +41,9 @@ class PromptWorld {
   }
 
   // The rows of tokens [begin, end), of which `end` is the newest.
-  std::vector<float> rows(uint64_t begin, uint64_t end) const {
+  std::vector<float> rows(uint64_t begin, uint64_t end, Tensor* scratch = nullptr) const {
     AttentionInputs in;
+    in.scratch = scratch;
     const auto* const from = q_.data();
     in.q = tensor_of(device_,
                      std::vector<float>(from + begin * kHeads * kDim, from + end * kHeads * kDim),
@@ -137,18 +138,26 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
   constexpr Shape kShapes[] = {{0, 0, 0}, {0, 0, 90}, {330, 0, 0}, {301, 37, 0}, {400, 250, 130}};
   for (const KvFormat format : kFormats) {
     for (const auto& [capacity, ring_start, window] : kShapes) {
-      for (const bool loud : {false, true}) {
+      // Loud keys, behind which most keys weigh 0; a NaN of K and V beside them, or of V alone.
+      enum class Keys { plain, loud, loud_k };
+      for (const Keys keys : {Keys::plain, Keys::loud, Keys::loud_k}) {
+        const bool loud = keys != Keys::plain;
         if (loud && (capacity != 0 || window != 0)) continue;
         const bool others = format != KvFormat::tq4 && format != KvFormat::tq8;
-        if (others && (capacity != 0 || window != 0)) continue;
+        if (others && (loud || capacity != 0 || window != 0)) continue;
         Prompt p{.format = format, .capacity = capacity, .ring_start = ring_start};
         p.window = window;
         if (loud) p.k_gain = p.v_gain = [](uint64_t key) { return mixed(key, 260); };
+        if (keys == Keys::loud_k) {
+          p.k_gain = [](uint64_t key) { return mixed(key, kNoNaN); };
+          p.v_gain = [](uint64_t key) { return mixed(key, 100); };  // some chunks end in its stage
+        }
         const PromptWorld world(test_device(), p);
         const std::vector<float> whole = world.rows();
+        Tensor scratch;
         uint64_t begin = 0;
         for (const uint64_t tokens : {40u, 60u, 17u, 120u, 20u, 43u}) {
-          const std::vector<float> chunk = world.rows(begin, begin + tokens);
+          const std::vector<float> chunk = world.rows(begin, begin + tokens, &scratch);
           EXPECT_EQ(std::memcmp(chunk.data(), whole.data() + begin * kHeads * kDim,
                                 chunk.size() * sizeof(float)),
                     0)
@@ -162,27 +171,75 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
   }
 }
 
-// Prompts, then single tokens, of two caches in turn.
-std::vector<float> two_caches(const Device& device, Tensor* scratch) {
-  constexpr uint64_t kTokens = 300;
-  const KvCacheOptions options{.kv_heads = 1,
-                               .head_dim = kDim,
-                               .capacity = 400,
-                               .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq8}}};
-  KvCache caches[] = {KvCache(device, options), KvCache(device, options)};
+// Prompts, then single tokens, of caches with other numbers of KV heads in turn. There are enough
+// keys for splits, which the lists of single tokens reduce behind a write, or alone.
+std::vector<float> caches_in_turn(const Device& device, Tensor* scratch) {
+  constexpr uint64_t kTokens = 1100;
+  std::vector<KvCache> caches;
+  for (const uint64_t kv_heads : {20, 1, 2}) {
+    caches.emplace_back(device, KvCacheOptions{.kv_heads = kv_heads,
+                                               .head_dim = kDim,
+                                               .capacity = 1300,
+                                               .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq8}},
+                                               .step_tokens = kTokens});
+  }
   std::vector<float> all;
   uint32_t seed = 0;
-  for (const uint64_t tokens : {kTokens, uint64_t{1}, uint64_t{90}}) {
+  for (const uint64_t tokens : {kTokens, uint64_t{1}, uint64_t{60}, uint64_t{1}}) {
     for (KvCache& cache : caches) {
+      const uint64_t kv_heads = cache.layers()[0].kv_heads;
       const auto rows = [&](uint64_t heads) {
         return tensor_of(device, gaussian_rows(tokens * heads, kDim, ++seed),
                          {tokens, heads, kDim});
       };
+      const Tensor keys = rows(kv_heads), values = rows(kv_heads);
+      const Tensor q = rows(std::max(kHeads, kv_heads)).slice(0, 0, std::min<uint64_t>(tokens, 90)),
+                   out = device.tensor(DType::f32, q.shape());
       Encoder encoder(device);
       cache.begin_step(encoder, tokens);
-      cache.append(encoder, 0, rows(1), rows(1));
-      const Tensor out = device.tensor(DType::f32, {tokens, kHeads, kDim});
-      cache.attend(encoder, 0, {.q = rows(kHeads), .out = out, .scratch = scratch});
+      cache.append(encoder, 0, keys, values);
+      if (kv_heads == 20) encoder.submit().wait();
+      cache.attend(encoder, 0, {.q = q, .out = out, .scratch = scratch});
+      encoder.submit().wait();
+      const std::vector<float> made = floats_of(out);
+      all.insert(all.end(), made.begin(), made.end());
+    }
+  }
+  return all;
+}
+
+TEST(AttentionPrompts, CachesOfOtherShapesShareScratch) {
+  Tensor scratch;
+  const std::vector<float> shared = caches_in_turn(test_device(), &scratch);
+  const std::vector<float> own = caches_in_turn(test_device(), nullptr);
+  ASSERT_EQ(shared.size(), own.size());
+  EXPECT_EQ(std::memcmp(shared.data(), own.data(), own.size() * sizeof(float)), 0);
+  EXPECT_EQ(scratch.defined(), !test_device().info().name.starts_with("metal"));
+}
+
+// Layers of one cache, whose scratch memory is one as well, against the CPU.
+std::vector<float> layers_in_turn(const Device& device) {
+  constexpr uint64_t kTokens = 600;
+  KvCache cache(device,
+                {.head_dim = kDim,
+                 .capacity = kTokens,
+                 .layers = {{.k = KvFormat::tq8, .v = KvFormat::tq8, .kv_heads = 1},
+                            {.k = KvFormat::tq8, .v = KvFormat::tq8, .window = 321, .kv_heads = 4}},
+                 .step_tokens = 100});
+  std::vector<float> all;
+  uint32_t seed = 0;
+  for (const uint64_t tokens : {100, 100, 100, 37, 100, 1, 60, 1, 100, 1}) {
+    Encoder encoder(device);
+    cache.begin_step(encoder, tokens);
+    for (const uint64_t layer : {1, 0}) {
+      const uint64_t kv_heads = cache.layers()[layer].kv_heads;
+      const auto rows = [&](uint64_t heads) {
+        return tensor_of(device, gaussian_rows(tokens * heads, kDim, ++seed),
+                         {tokens, heads, kDim});
+      };
+      const Tensor q = rows(kHeads * kv_heads), out = device.tensor(DType::f32, q.shape());
+      cache.append(encoder, layer, rows(kv_heads), rows(kv_heads));
+      cache.attend(encoder, layer, {.q = q, .out = out});
       encoder.submit().wait();
       const std::vector<float> values = floats_of(out);
       all.insert(all.end(), values.begin(), values.end());
@@ -191,14 +248,12 @@ std::vector<float> two_caches(const Device& device, Tensor* scratch) {
   return all;
 }
 
-TEST(AttentionPrompts, CachesCanShareScratch) {
-  Tensor scratch;
-  const std::vector<float> shared = two_caches(test_device(), &scratch);
-  const std::vector<float> own = two_caches(test_device(), nullptr);
-  ASSERT_EQ(shared.size(), own.size());
-  EXPECT_EQ(std::memcmp(shared.data(), own.data(), own.size() * sizeof(float)), 0);
-  // The CPU's attention keeps its memory itself.
-  EXPECT_EQ(scratch.defined(), test_device().info().name.starts_with("cuda"));
+TEST(AttentionPrompts, LayersOfOtherShapesAndRingsThatWrap) {
+  const std::vector<float> got = layers_in_turn(test_device()),
+                           wanted = layers_in_turn(cpu_device(1));
+  EXPECT_LE(nmse(std::vector<double>(got.begin(), got.end()),
+                 std::vector<double>(wanted.begin(), wanted.end())),
+            1e-6);
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ struct PlanCase {
   uint64_t window = 0;
   uint64_t splits = 0;  // not 0: attention_partial
   bool tree_mask = false;
+  bool keeps_scratch = true;  // the caller, from call to call
 };
 
 inline KvFormat k_format(const PlanCase& p) {
@@ -155,7 +156,16 @@ class CudaPlans {
       attention_partial(encoder, {q, k, v, partial}, options);
     } else {
       const Tensor out = device_.tensor(DType::bf16, {p.tokens, p.heads, v_dim});
-      attention(encoder, {q, k, v, out}, options);
+      Tensor scratch;
+      attention(encoder,
+                {.q = q,
+                 .k_cache = k,
+                 .v_cache = v,
+                 .out = out,
+                 .scratch = p.keeps_scratch ? &scratch : nullptr},
+                options);
+      const bool merges = plan_.reduce == abi::AttentionReduce::separate;
+      EXPECT_EQ(scratch.defined(), p.keeps_scratch && (merges || plan_.scratch_floats != 0));
     }
     encoder.submit();
     return text_of(plan_);

@@ -150,6 +150,66 @@ static void record_prompt(const gyre_device* device, uint64_t tokens, gyre_tenso
   gyre_kv_cache_destroy(cache);
 }
 
+// Prompts of `tokens` over the keys of a buffer.
+static gyre_status record_rows(const gyre_device* device, uint64_t tokens, uint64_t length,
+                               gyre_tensor** scratch) {
+  gyre_kv_shape shape = {.size = sizeof shape,
+                         .format = GYRE_KV_TQ8,
+                         .role = GYRE_KV_ROLE_K,
+                         .kv_heads = 1,
+                         .capacity = 1024,
+                         .head_dim = kDim};
+  gyre_kv_buffer *k = NULL, *v = NULL;
+  OK(gyre_kv_buffer_allocate(device, &shape, &k));
+  shape.role = GYRE_KV_ROLE_V;
+  OK(gyre_kv_buffer_allocate(device, &shape, &v));
+  gyre_tensor *q = tensor_of(device, GYRE_F16, 3, tokens, 4, kDim),
+              *out = tensor_of(device, GYRE_F16, 3, tokens, 4, kDim);
+  gyre_encoder* encoder = NULL;
+  OK(gyre_encoder_create(device, &encoder));
+  const gyre_attention_inputs inputs = {.size = sizeof inputs,
+                                        .q = q,
+                                        .k_cache = k,
+                                        .v_cache = v,
+                                        .out = out,
+                                        .scratch = scratch};
+  const gyre_attention_options options = {.size = sizeof options, .length = length};
+  const gyre_status status = gyre_attention(encoder, &inputs, &options);
+  gyre_encoder_destroy(encoder);
+  gyre_tensor_destroy(q);
+  gyre_tensor_destroy(out);
+  gyre_kv_buffer_destroy(k);
+  gyre_kv_buffer_destroy(v);
+  return status;
+}
+
+static void test_rows(void) {
+  gyre_device* device = NULL;
+  OK(gyre_device_open("cuda:0", NULL, &device));
+  gyre_tensor* scratch = NULL;
+  REFUSED(record_rows(device, 128, 1025, &scratch), "length");
+  CHECK(scratch == NULL);
+  OK(record_rows(device, 1, 1024, &scratch));  // splits, which the kernel reduces
+  CHECK(scratch != NULL);
+  const gyre_tensor_info few = info_of(scratch);
+  OK(record_rows(device, 128, 1024, &scratch));  // unpacked keys
+  const gyre_tensor_info many = info_of(scratch);
+  CHECK(many.bytes > few.bytes && many.address != few.address);
+  const gyre_tensor* const kept = scratch;
+  REFUSED(record_rows(device, 128, 1025, &scratch), "length");
+  OK(record_rows(device, 1, 1024, &scratch));
+  OK(record_rows(device, 128, 512, &scratch));
+  CHECK(scratch == kept && info_of(scratch).address == many.address);
+  gyre_tensor* wrong = tensor_of(device, GYRE_U8, 1, 64, 0, 0);
+  const gyre_tensor* const given = wrong;
+  REFUSED(record_rows(device, 1, 1024, &wrong), "scratch");
+  CHECK(wrong == given);
+  gyre_tensor_destroy(wrong);
+  OK(record_rows(device, 128, 1024, NULL));
+  gyre_tensor_destroy(scratch);
+  gyre_device_destroy(device);
+}
+
 static void test_caches(const char* name, int takes_memory) {
   gyre_device* device = NULL;
   OK(gyre_device_open(name, NULL, &device));
@@ -198,6 +258,7 @@ int main(void) {
   test_on_the_cpu();
   test_on_cuda();
   test_schedule();
+  test_rows();
   test_caches("cpu", 0);
   test_caches("cuda:0", 1);
   return 0;

@@ -303,11 +303,15 @@ TEST(KvCache, RefusesWrongUseAndStaysAsItWas) {
       ("kv_cache.attend", "at most step_tokens 100", "101"),
       model.cache.attend(encoder, 0, {.q = rows(101, 4, kDim), .out = rows(101, 4, kValueDim)},
                          {.mask = {.window = 1}}));
-  Tensor scratch = device.tensor(DType::u8, {64});
+  const auto attend_with = [&](Tensor scratch) {
+    model.cache.attend(encoder, 0,
+                       {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim), .scratch = &scratch});
+  };
   EXPECT_REFUSED(
       ("kv_cache.attend", "scratch must be an undefined tensor", "contiguous f32", "u8 [64]"),
-      model.cache.attend(
-          encoder, 0, {.q = rows(1, 4, kDim), .out = rows(1, 4, kValueDim), .scratch = &scratch}));
+      attend_with(device.tensor(DType::u8, {64})));
+  EXPECT_REFUSED(("kv_cache.attend", "at a multiple of 16 bytes, got address"),
+                 attend_with(device.tensor(DType::f32, {65}).slice(0, 1, 64)));
   EXPECT_REFUSED(("kv_cache.rollback", "295", "296"), model.cache.rollback(encoder, 296));
   EXPECT_REFUSED(("kv_cache.rollback", "window of layer 0"), model.cache.rollback(encoder, 101));
   EXPECT_EQ(encoder.size(), 0u);

@@ -24,7 +24,7 @@ namespace {
 void expect_child(const std::function<int()>& child) {
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(10);  // instead of a hang
+    alarm(120);  // instead of a hang
     _exit(child());
   }
   int status = 0;

@@ -108,7 +108,7 @@ TEST(MetalLife, ADeviceIsClosedWithWorkInFlight) {
 
 // What a child does with everything that its parent had. 0: as promised.
 int child(const Device& device, const Graph& graph, const Fence& fence, const Tensor& tensor) {
-  alarm(10);  // instead of a hang
+  alarm(120);  // instead of a hang
   if (!is_lost([&] { device.tensor(DType::f32, {1024}); })) return 1;
   if (!is_lost([&] { graph.replay(); })) return 2;
   if (!is_lost([&] { read_bytes(tensor); })) return 3;

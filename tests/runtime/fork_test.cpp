@@ -19,7 +19,7 @@ namespace {
 
 // What a child does with everything that its parent had. 0: as promised.
 int child(const Device& device, const Graph& graph) {
-  alarm(10);  // instead of a hang
+  alarm(120);  // instead of a hang
   if (!is_lost([&] { device.tensor(DType::f32, {1024}); })) return 1;
   if (!is_lost([&] { graph.replay(); })) return 2;
   if (!is_lost([&] { (void)device.memory(); }) || !is_lost([&] { (void)device.kernels(); }))
@@ -72,7 +72,7 @@ struct Held {
 
 // The number of the first call that is not refused; 0: all are.
 int first_not_refused(Held& held) {
-  alarm(10);  // instead of a hang
+  alarm(120);  // instead of a hang
   std::vector<float> values(held.tensor.elements());
   const std::function<void()> calls[] = {
       [&] { held.cache.save(held.made); },

@@ -213,7 +213,7 @@ TEST_P(Interrupt, PollMayFork) {
     const Device forking = Device::open("cpu", {.threads = GetParam(), .poll = [&] {
                                                   if (child != -1) return;
                                                   child = fork();
-                                                  if (child == 0) alarm(10);  // instead of a hang
+                                                  if (child == 0) alarm(120);  // instead of a hang
                                                   if (child == 0 && throws) throw Stop();
                                                 }});
     const Tensor from = forking.tensor(DType::f32, {4096, 8, 128}),

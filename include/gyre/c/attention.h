@@ -27,6 +27,12 @@ typedef struct gyre_attention_inputs {
   const gyre_tensor* lse;
   int32_t latent;  // not 0: k_cache is the latent of MLA, v_cache the rotary part of K
   int32_t reserved;
+  // *scratch is NULL, or what an earlier call made of it and nobody else wrote to. Where the memory
+  // must grow, the call destroys the handle and puts a new one in its place: keep one pointer to
+  // it. Calls that share it run one after the other, those over latent rows and others have one
+  // each. A call that finds it large enough allocates nothing. NULL: each call takes its own
+  // memory, and on CUDA a long prompt over levels is slower.
+  gyre_tensor** scratch;
 } gyre_attention_inputs;
 
 typedef struct gyre_attention_options {
@@ -51,9 +57,8 @@ typedef struct gyre_paged_attention_inputs {
   const gyre_tensor* is_prefill;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  // CUDA: *scratch is NULL, or what an earlier call made of it; the call replaces the handle where
-  // the memory must grow. Calls that share it run one after the other, and one that finds it large
-  // enough can be captured. NULL: each call takes its own memory, as it does on other devices.
+  // As in gyre_attention_inputs; both may use the same. A call that finds it large enough can be
+  // captured.
   gyre_tensor** scratch;
   const gyre_tensor* schedule;  // gyre_attention_schedule's; NULL: the call makes its own
 } gyre_paged_attention_inputs;
@@ -139,8 +144,8 @@ typedef struct gyre_attend_inputs {
   const gyre_tensor* q;
   const gyre_tensor* out;
   const gyre_tensor* lse;
-  // As in gyre_paged_attention_inputs: caches whose calls run one after the other can share it,
-  // latent layers and others one each. NULL: the cache or batch keeps its own.
+  // As in gyre_attention_inputs: caches whose calls run one after the other can share it, latent
+  // layers and others one each. NULL: the cache or batch keeps its own.
   gyre_tensor** scratch;
 } gyre_attend_inputs;
 

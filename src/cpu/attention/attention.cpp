@@ -82,15 +82,12 @@ class Splits {
     return scratch_ + layout_.state(s.index, head, split, row);
   }
 
-  // Whether all splits are there, now that one more is. True once, and then the next command may
-  // count anew.
+  // Whether all splits are there, now that one more is. True once.
   bool complete(const Sequence& s, uint64_t head) const {
     // Not std::atomic_ref: the C++ library of Xcode 15, which macOS 14 has, is without.
     uint32_t* const counter =
         reinterpret_cast<uint32_t*>(scratch_) + layout_.counter(s.index, head);
-    if (__atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) != s.splits.count) return false;
-    __atomic_store_n(counter, 0u, __ATOMIC_RELAXED);
-    return true;
+    return __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == s.splits.count;
   }
 
   SoftmaxState merge(const Sequence& s, uint64_t head, uint32_t row, float* values) const {
@@ -278,14 +275,13 @@ std::string describe_attention(uint64_t spec) {
          (of_prompt(v_format) ? ", weights of 8 bits" : "");
 }
 
-// Counters of splits, which a list that was ended early leaves anywhere.
-void reset_attention(const void* params, const uint64_t* args) {
-  constexpr auto kScratch = static_cast<size_t>(abi::AttentionArg::arg_partial);
+// Counters of splits. Calls of other shapes, and lists that were ended early, leave anything there.
+ArgBytes zeroed_by_attention(const void* params) {
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
-  if (p.splits <= 1 || p.partial == abi::kAttentionPartial || args[kScratch] == 0) return;
+  if (p.splits <= 1 || p.partial == abi::kAttentionPartial) return {};
   const uint64_t sequences = p.table.page_tokens != 0 ? p.table.sequences : 1;
   const SplitScratch layout{sequences, p.kv_heads, p.splits, 0, 0};
-  std::fill_n(pointer<uint32_t>(args[kScratch]), layout.counters(), 0u);
+  return {abi::AttentionArg::arg_partial, layout.counters() * sizeof(float)};
 }
 
 uint32_t attention_tasks(const void* params, uint64_t /*spec*/) {

@@ -19,7 +19,6 @@ abi::AttentionPlan plan_splits(const abi::AttentionProblem& p) {
   if (splits == 1) return plan;
   const uint64_t sequences = p.sequences != 0 ? p.sequences : 1;
   plan.reduce = abi::AttentionReduce::in_kernel;
-  plan.fresh_scratch = 1;  // counters lie elsewhere for other numbers of sequences
   plan.scratch_floats =
       SplitScratch{sequences, p.kv_heads, splits, decode_rows(queries, group, latent),
                    uint64_t{abi::attention_out_dim(p)} + 2}

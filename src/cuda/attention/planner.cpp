@@ -17,6 +17,9 @@ using abi::AttentionReduce;
 using Decode = std::optional<abi::AttentionDecodeSpec>;
 
 constexpr uint32_t kFewestKeys = 128;  // in a split: two chunks of 64 keys are worth a block
+// Bytes that unpacked keys may take: of memory that the caller keeps, and for one call, which a
+// list or graph holds for as long as it lives.
+constexpr uint64_t kMaxKept = uint64_t{640} << 20, kMaxTaken = uint64_t{32} << 20;
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
@@ -192,21 +195,21 @@ class Planner {
   // Prompts over levels, which a command ahead unpacks once for all rows.
   abi::AttentionPlan prompt_rows(uint64_t splits) const {
     constexpr uint64_t kFewest = 256;  // keys: fewer are not worth a command
-    constexpr uint64_t kMaxBytes = uint64_t{640} << 20;
+    const uint64_t max_bytes = p_.keeps_scratch != 0 ? kMaxKept : kMaxTaken;
     abi::AttentionPlan plan = many_rows(splits);
     abi::AttentionRowsSpec s = rows_spec();
     s.gpu = kManyRowsUnpacked;
     if (splits != 1 || rows_ <= kGroupRows || p_.keys < kFewest ||
-        !has_many_rows_(spec_key(s), limits_) || decode_counters(p_.kv_heads) * 4 > kUnpackedBegin)
+        !has_many_rows_(spec_key(s), limits_))
       return plan;
     const uint32_t stage = many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).keys;
     const uint64_t head = unpacked_head_bytes(unpacked_tiles(p_.capacity, p_.keys, stage),
                                               p_.k.head_dim, p_.v.head_dim);
     const uint64_t bytes = kUnpackedBegin + p_.kv_heads * head;
-    if (bytes > kMaxBytes) return plan;
+    if (bytes > max_bytes) return plan;
     s.ahead = kManyRowsUnpack;
     plan.spec = spec_key(s);
-    plan.reduce = AttentionReduce::in_kernel;
+    plan.reduce = AttentionReduce::in_kernel;  // one split, but scratch memory
     plan.scratch_floats = bytes / sizeof(float);
     return plan;
   }
@@ -290,6 +293,7 @@ class Planner {
   // of splits that leaves the fewest idle in the last wave, if that is a tenth better.
   uint64_t decode_splits(const abi::AttentionDecodeSpec& decode) const {
     constexpr uint64_t kMaxSplits = 8;
+    if (p_.states == 0 && p_.kv_heads * kDecodeRows > kDecodeCounters) return 1;
     const uint64_t blocks = std::max<uint64_t>(limits_.multiprocessors, 1);
     const uint64_t tiles = row_tiles(decode);
     const uint64_t max_splits = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);
@@ -327,7 +331,7 @@ class Planner {
   // For what is reduced through global memory.
   abi::AttentionPlan with_scratch(abi::AttentionPlan plan) const {
     const uint64_t state = decode_row_dim(p_.v.head_dim) + 2;
-    plan.scratch_floats = decode_counters(p_.kv_heads) + plan.splits * p_.tokens * p_.heads * state;
+    plan.scratch_floats = kDecodeCounters + plan.splits * p_.tokens * p_.heads * state;
     return plan;
   }
 

@@ -33,13 +33,12 @@ constexpr uint32_t count_scale_blocks(uint32_t head_dim) {
 // Coordinates of K that one word of each of four lanes holds, of levels: one or two MMA steps.
 constexpr uint32_t key_span(uint32_t format) { return abi::kv_low_bits(format) == 2 ? 64 : 32; }
 
-// Counters of a call over pages come first in its scratch.
-// Folds begin at the same place for all kernels of a GPU: calls of other shapes that use the same
-// scratch leave the counters alone.
+// A call's counters come first in its scratch memory, 0 before and after it. What else a call
+// writes there begins at the same place for all kernels of a GPU, linear or over pages: calls of
+// other shapes that use the same memory leave the counters alone.
 constexpr uint64_t paged_counter_bytes(uint32_t blocks) {
-  constexpr uint64_t kUsual = 8192;
   const uint64_t bytes = (uint64_t{blocks} * 4 + 127) / 128 * 128;
-  return bytes > kUsual ? bytes : kUsual;
+  return bytes > abi::kScratchHead ? bytes : abi::kScratchHead;
 }
 
 }  // namespace gyre::cuda

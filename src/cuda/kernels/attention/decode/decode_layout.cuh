@@ -11,9 +11,8 @@ constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
 // In place of a cluster's size: keys in pages, no clusters, and blocks that go on to further work.
 constexpr uint32_t kDecodePages = 0;
 
-// A merged call's scratch begins with a counter for each row, 0 before and after; the partials of
-// clusters follow, at a multiple of 16 bytes.
-constexpr uint64_t decode_counters(uint64_t kv_heads) { return kv_heads * kDecodeRows; }
+// A merged call's scratch begins with a counter for each row; the partials of clusters follow.
+constexpr uint64_t kDecodeCounters = paged_counter_bytes(0) / 4;
 
 // Coordinates of a key and of a value.
 struct HeadDims {

@@ -24,7 +24,7 @@ inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& 
   }
   if (p.partial == abi::kAttentionMerged) {
     const uint32_t clusters = gridDim.x / Traits::kCluster;
-    const uint64_t values = partial + decode_counters(p.kv_heads) * 4;
+    const uint64_t values = partial + kDecodeCounters * 4;
     target.values = values + row * clusters * kDim * 4;
     target.states = values + (rows * kDim + row * 2) * clusters * 4;
     target.counter = partial + (problem.kv_head * kDecodeRows + problem.first_row + r) * 4;

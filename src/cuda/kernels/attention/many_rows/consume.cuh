@@ -250,7 +250,7 @@ class Consumer {
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) rows_[i].sum += sum[i][0] + sum[i][1];
     if constexpr (T::kLevelsV && !kPlain) {
-      if (__builtin_expect(multiplied, 0)) scale_weights<T>(keys, hidden, s);
+      if (__builtin_expect(multiplied, 0)) scale_weights<T>(keys, s);
     }
   }
 

@@ -43,9 +43,10 @@ inline void find_max_multiplier(const unsigned char* keys, bool hidden,
   for (uint32_t i = 0; i < 2; ++i) max[i] = warp_max<4>(max[i]);
 }
 
-// The multiplier of a key that a row does not see may be NaN.
+// A weight of 0 stays 0, whatever the multiplier: which of a stage's keys a row does not see
+// depends on its chunk, and a multiplier may be NaN.
 template <class T>
-inline void scale_weights(const unsigned char* keys, bool hidden, float (&s)[T::kKeyTiles][4]) {
+inline void scale_weights(const unsigned char* keys, float (&s)[T::kKeyTiles][4]) {
   const auto* const scales =
       reinterpret_cast<const float2*>(keys + T::kLayout.v_scales) + threadIdx.x % 4;
 #pragma unroll
@@ -53,7 +54,7 @@ inline void scale_weights(const unsigned char* keys, bool hidden, float (&s)[T::
     const float2 scale = scales[t * 4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
-      s[t][i] = hidden && s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
+      s[t][i] = s[t][i] == 0 ? 0.0f : s[t][i] * (i % 2 == 0 ? scale.x : scale.y);
   }
 }
 

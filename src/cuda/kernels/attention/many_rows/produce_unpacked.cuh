@@ -16,7 +16,7 @@ class UnpackedProducer {
   void run() {
     const uint32_t items = 2 * state_.tile.stage_count();
     SlotCursor<kLayout.slots> at, next;
-    // Item m is copied, and item m - ahead handed over.
+    // Item m is copied, and item m - kAhead handed over.
     constexpr uint32_t kAhead = kLayout.ahead - 1;
 #pragma unroll 1
     for (uint32_t m = 0; m < items + kAhead; ++m) {
@@ -38,7 +38,7 @@ class UnpackedProducer {
           copy_rows<T::kKDim, kLayout.k_panel>(to, from_.k);
         } else {
           copy_rows<T::kVDim, kLayout.v_panel>(to, from_.v);
-          copy_multipliers(m / 2 + 1);
+          if (m + 1 < items) copy_multipliers(m / 2 + 1);  // no memory lies behind the last
         }
         next = next.next();
       }

@@ -20,7 +20,7 @@ struct UnpackState {
   uint64_t k, v, k_scales, v_scales;  // of the KV head
   int32_t front, tiles;               // ahead of the first key's tile, and from there on
   // What levels are multiplied by, as f16, of two groups of tiles in turn.
-  uint32_t k_factors[2][kUnpackKeys];  // twice
+  uint32_t k_factors[2][kUnpackKeys];  // in both halves of a word
   alignas(16) uint16_t v_factors[2][kUnpackKeys];
 };
 static_assert(sizeof(UnpackState) <= kUnpackBytes);
