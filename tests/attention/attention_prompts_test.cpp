@@ -176,7 +176,8 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
 std::vector<float> caches_in_turn(const Device& device, Tensor* scratch) {
   constexpr uint64_t kTokens = 1100;
   std::vector<KvCache> caches;
-  for (const uint64_t kv_heads : {20, 1, 2}) {
+  const uint64_t most = device.info().name == "cpu" ? 17 : 4;  // the CPU counts by 16 heads
+  for (const uint64_t kv_heads : {most, uint64_t{1}, uint64_t{2}}) {
     caches.emplace_back(device, KvCacheOptions{.kv_heads = kv_heads,
                                                .head_dim = kDim,
                                                .capacity = 1300,
@@ -185,7 +186,7 @@ std::vector<float> caches_in_turn(const Device& device, Tensor* scratch) {
   }
   std::vector<float> all;
   uint32_t seed = 0;
-  for (const uint64_t tokens : {kTokens, uint64_t{1}, uint64_t{60}, uint64_t{1}}) {
+  for (const uint64_t tokens : {kTokens, uint64_t{1}, uint64_t{70}, uint64_t{1}}) {
     for (KvCache& cache : caches) {
       const uint64_t kv_heads = cache.layers()[0].kv_heads;
       const auto rows = [&](uint64_t heads) {
@@ -198,7 +199,7 @@ std::vector<float> caches_in_turn(const Device& device, Tensor* scratch) {
       Encoder encoder(device);
       cache.begin_step(encoder, tokens);
       cache.append(encoder, 0, keys, values);
-      if (kv_heads == 20) encoder.submit().wait();
+      if (kv_heads == most) encoder.submit().wait();
       cache.attend(encoder, 0, {.q = q, .out = out, .scratch = scratch});
       encoder.submit().wait();
       const std::vector<float> made = floats_of(out);
