@@ -64,7 +64,7 @@ struct SimulateResult {
   std::vector<SimulateSample> samples;
 
   // Whether the pool was the limit, so that held_users says how many it holds.
-  bool was_full() const { return full_part >= 0.01; }
+  bool was_full() const { return full_part >= 0.25; }
   double hit_rate() const;
   double tokens_per_second() const;  // computed, of prompts and answers, per busy second
 };

@@ -60,8 +60,17 @@ void write_traces(const SimulateArguments& arguments, const bench::Trace& trace)
   write_output("simulate", arguments.write_mooncake, mooncake.str());
 }
 
+// A preset, unless the command line says what runs or how long it takes.
+std::string preset_of(const CLI::App& command, const SimulateArguments& arguments) {
+  if (command.count("--preset") != 0) return arguments.preset == "none" ? "" : arguments.preset;
+  for (const char* const flag : {"--device", "--threads", "--kv-gbps", "--step-ms", "--token-us"})
+    if (command.count(flag) != 0) return "";
+  return bench::step_presets()[0].name;
+}
+
 // What a preset says, where the command line says nothing.
 void apply_preset(const CLI::App& command, SimulateArguments& arguments) {
+  arguments.preset = preset_of(command, arguments);
   if (arguments.preset.empty()) return;
   const bench::StepPreset& preset = bench::step_preset(arguments.preset);
   const bench::ModelShape& shape = bench::model_shape(preset.model);
@@ -79,10 +88,16 @@ void apply_preset(const CLI::App& command, SimulateArguments& arguments) {
   for (const bench::FormatPair& formats : options.formats)
     rates.push_back(bench::kv_gbps(preset, formats));
   set("--kv-gbps", options.kv_gbps, rates);
-  set("--memory", arguments.memory_mib, preset.memory_mib);
+  const bool is_made_up = arguments.trace.empty();
+  set("--memory", arguments.memory_mib, is_made_up ? uint64_t{8192} : preset.memory_mib);
   constexpr uint64_t kUsers = 2048, kStepTokens = 8192;  // as servers on such devices allow
   set("--users", options.users, kUsers);
   set("--step", options.step_tokens, kStepTokens);
+  if (!is_made_up) return;  // otherwise as many as fill that memory
+  set("--load", arguments.recipe.load, bench::TraceLoad::agent);
+  set("--rate", arguments.recipe.per_second, 20.0);
+  set("--systems", arguments.recipe.systems, uint64_t{20});
+  set("--requests", arguments.requests, uint64_t{1000});
 }
 
 void print_json(const std::vector<bench::SimulateResult>& results) {
@@ -160,9 +175,15 @@ void run_simulate(const CLI::App& command, SimulateArguments& arguments) {
 }
 
 void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
-  CLI::Option* file = command.add_option(
-      "--trace", arguments.trace, "Requests as JSON lines, Gyre's or Mooncake's (docs/serving.md)");
-  add_count(command, "--requests", arguments.requests, "Only the first N requests of the trace");
+  CLI::Option* file =
+      command
+          .add_option("--trace", arguments.trace,
+                      "Requests as JSON lines, Gyre's or Mooncake's (docs/serving.md)")
+          ->check([](const std::string& path) {
+            return path.empty() ? std::string("needs the path of a file") : std::string();
+          });
+  add_count(command, "--requests", arguments.requests, "Only the first N requests of the trace")
+      ->default_str("all; 1000 of one that is made up for a preset");
   const char* group = "A trace that is made up";
   bench::TraceRecipe& recipe = arguments.recipe;
   const auto set_load = [&recipe](const std::string& text) {
@@ -177,15 +198,15 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
                 "chat: few turns, pauses as of people; agent: many short turns behind a long "
                 "prompt")
             ->type_name("chat|agent")
-            ->default_str("chat"),
+            ->default_str("agent; without a preset chat"),
         command.add_option("--trace-seconds", recipe.seconds, "How long conversations begin")
             ->check(CLI::Range(0.1, 86400.0))
             ->capture_default_str(),
         command.add_option("--rate", recipe.per_second, "Conversations that begin in a second")
             ->check(CLI::Range(0.001, 10000.0))
-            ->capture_default_str(),
+            ->default_str("20; without a preset 1"),
         add_count(command, "--systems", recipe.systems, "Different system prompts")
-            ->capture_default_str(),
+            ->default_str("20; without a preset 3"),
         add_count(command, "--system-tokens", recipe.system_tokens,
                   "Tokens of a system prompt; chat: 512, agent: 8192", {.min = 0}),
         add_count(command, "--seed", recipe.seed, "Another number, another trace", {.min = 0})
@@ -204,8 +225,12 @@ void add_time_options(CLI::App& command, SimulateArguments& arguments) {
     names += (names.empty() ? "" : ", ") + preset.name;
   bench::SimulateOptions& options = arguments.options;
   for (CLI::Option* option :
-       {command.add_option("--preset", arguments.preset,
-                           "A model on a device: shape, memory and times; " + names),
+       {command
+            .add_option("--preset", arguments.preset,
+                        "A model on a device: shape, memory and times; " + names +
+                            ". If not given: the first, or none if --device, --threads or a "
+                            "time is given; none: the KV path runs")
+            ->type_name("NAME|none"),
         command.add_option("--step-ms", options.step_ms,
                            "Milliseconds of a step beside its KV path, whatever it holds"),
         command.add_option("--token-us", options.token_us, "Microseconds for each token of a step"),
@@ -227,13 +252,15 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
       "How many conversations one pool of pages holds and how long they wait: replays a trace of\n"
       "requests with continuous batching and shared prompts, for each format with the same "
       "memory.\n"
-      "The KV path runs for real, or takes the time that --kv-gbps gives it; the rest of a model\n"
-      "takes --step-ms and --token-us.\n\n"
+      "A step takes --step-ms, --token-us and the time that --kv-gbps gives the KV path, or the "
+      "KV\n"
+      "path runs for real. A preset has the numbers of a model on a device.\n\n"
       "Examples:\n"
-      "  gyre simulate                                    a trace that is made up, on the CPU\n"
-      "  gyre simulate --trace bench/chat.trace.jsonl     a small one from the repository\n"
-      "  gyre simulate --memory 64 --formats f16,tq8/tq4,tq4 --html report.html\n"
-      "  gyre simulate --preset llama-3.1-8b@h200 --trace mooncake.jsonl --requests 1000");
+      "  gyre simulate                                    agents that are made up, the first "
+      "preset\n"
+      "  gyre simulate --formats f16,tq8,tq8/tq4,tq4 --html report.html\n"
+      "  gyre simulate --trace mooncake.jsonl --requests 1000 --memory 65536\n"
+      "  gyre simulate --device cpu --step-ms 30 --trace bench/chat.trace.jsonl --memory 64");
   const auto arguments = std::make_shared<SimulateArguments>();
   arguments->command = command_line;
   bench::SimulateOptions& options = arguments->options;
@@ -241,17 +268,21 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
   add_time_options(*command, *arguments);
   add_count(*command, "--memory", arguments->memory_mib,
             "MiB of the pool, the same for each format", {.min = 1, .max = 1 << 24})
-      ->capture_default_str();
+      ->default_str("the preset's, for a trace that is made up 8192; without a preset 256");
   add_formats(*command, options.formats, "Formats of K/V, a list")->default_str("f16,tq8/tq4");
   add_count(*command, "--page", options.page_tokens, "Tokens of a page")->capture_default_str();
-  add_count(*command, "--users", options.users, "Users at once, at most")->capture_default_str();
+  add_count(*command, "--users", options.users, "Users at once, at most")
+      ->default_str("2048; without a preset 32");
   add_count(*command, "--step", options.step_tokens, "Tokens of a step, at most")
-      ->capture_default_str();
-  add_count(*command, "--layers", options.layers, "Layers")->capture_default_str();
-  add_count(*command, "--heads", options.heads, "Query heads")->capture_default_str();
-  add_count(*command, "--kv-heads", options.kv_heads, "KV heads")->capture_default_str();
+      ->default_str("8192; without a preset 256");
+  add_count(*command, "--layers", options.layers, "Layers")
+      ->default_str("the preset's; without one 4");
+  add_count(*command, "--heads", options.heads, "Query heads")
+      ->default_str("the preset's; without one 32");
+  add_count(*command, "--kv-heads", options.kv_heads, "KV heads")
+      ->default_str("the preset's; without one 8");
   add_count(*command, "--head-dim", options.head_dim, "Coordinates of a head")
-      ->capture_default_str();
+      ->default_str("the preset's; without one 128");
   add_device(*command, options.device);
   add_threads(*command, arguments->threads);
   command->add_flag("--no-sharing", arguments->no_sharing,

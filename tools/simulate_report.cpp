@@ -128,7 +128,7 @@ std::string simulate_meaning(const bench::SimulateOptions& o, const bench::Trace
          "answer's first token, a pause the longest time between two tokens of an answer, also if "
          "it was preempted between them. The hit rate is the part of prompt tokens that the prefix "
          "index had. Tokens per second count prompts "
-         "and answers over the time of all steps.";
+         "and answers over the time of all steps. Refused are requests longer than the pool.";
 }
 
 std::string simulate_html(const bench::SimulateOptions& options, const bench::Trace& trace,

@@ -56,7 +56,7 @@ class Line {
       require(false, where_, " has a number that is too large");
     } catch (const nlohmann::json::exception&) {  // below
     }
-    require(json_.is_object(), where_, " is not a JSON object");
+    require(json_.is_object(), where_, " is not a JSON object; each line must be one");
   }
 
   bool has(const char* key) const { return json_.contains(key); }
@@ -95,7 +95,8 @@ class Line {
   }
   uint64_t count_in(const nlohmann::json& value, const std::string& what, uint64_t least,
                     uint64_t most) const {
-    const bool whole = value.is_number_integer() && value >= 0;  // -0 is one
+    const bool whole =  // -0 is one
+        value.is_number_unsigned() || (value.is_number_integer() && value.get<int64_t>() >= 0);
     const uint64_t count = whole ? value.get<uint64_t>() : 0;
     require(whole && count >= least && count <= most, where_, ": ", what,
             " must be a whole number from ", least, " to ", most, ", got ", shown(value));
@@ -141,6 +142,8 @@ Trace read_trace(std::istream& in, const std::string& name) {
     const std::string where = "trace: line " + std::to_string(number) + " of " + name;
     Line line(text, where);
     if (trace.empty()) mooncake = line.has("timestamp");
+    require(!trace.empty() || mooncake || line.has("at"), where,
+            " has neither \"at\", as Gyre's traces do, nor \"timestamp\", as Mooncake's");
     trace.push_back(mooncake ? parse_mooncake(line) : parse_own(line));
     line.end();
     lines.push_back(number);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,21 @@ struct HandleOf {
   T value;
 };
 
+// The first description of each part, whose strings and lists were handed out. They do not change.
+template <class Info>
+class Described {
+ public:
+  const std::vector<Info>& keep(std::vector<Info>&& described) {
+    const std::lock_guard lock(mutex_);
+    if (kept_.empty()) kept_ = std::move(described);
+    return kept_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Info> kept_;
+};
+
 }  // namespace gyre::c_api
 
 struct gyre_device : gyre::c_api::HandleOf<gyre::c_api::HandleKind::device, gyre::Device> {};
@@ -34,10 +50,10 @@ struct gyre_kv_buffer : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_buffer
 };
 struct gyre_kv_pages : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_pages, gyre::KvPages> {};
 struct gyre_kv_cache : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_cache, gyre::KvCache> {
-  std::vector<gyre::KvLayerInfo> described{};  // holds the strings that were handed out
+  gyre::c_api::Described<gyre::KvLayerInfo> described{};
 };
 struct gyre_kv_pool : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_pool, gyre::KvPool> {
-  std::vector<gyre::KvGroupInfo> described{};
+  gyre::c_api::Described<gyre::KvGroupInfo> described{};
 };
 struct gyre_kv_sequence
     : gyre::c_api::HandleOf<gyre::c_api::HandleKind::kv_sequence, gyre::KvSequence> {};

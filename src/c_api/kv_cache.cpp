@@ -125,7 +125,8 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
     const uint64_t layers = value(cache).options().layers.size();
     if (layer >= layers) refuse("there are ", layers, " layers, got layer ", layer);
     auto described = value(cache).describe();
-    const gyre::KvLayerInfo& d = described[layer];
+    const gyre::KvLayerInfo d = described[layer];
+    const gyre::KvLayerInfo& kept = cache->described.keep(std::move(described))[layer];
     write(info,
           {.size = 0,
            .k = from_kv_format(d.layer.k),
@@ -135,7 +136,7 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .sink_tokens = d.layer.sink_tokens,
            .slots = d.slots,
            .bytes = d.bytes,
-           .kernel = d.kernel.c_str(),
+           .kernel = kept.kernel.c_str(),
            .calibration = d.calibration,
            .kv_heads = d.layer.kv_heads,
            .head_dim = d.layer.head_dim,
@@ -144,7 +145,6 @@ gyre_status gyre_kv_cache_describe(gyre_kv_cache* cache, uint64_t layer, gyre_kv
            .is_kv_shared_layer = d.layer.kv_shared_layer_index.has_value(),
            .latent = d.layer.latent},
           "info");
-    cache->described = std::move(described);  // what was written points into it
   });
 }
 

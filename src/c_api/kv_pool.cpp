@@ -69,12 +69,13 @@ gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
     gyre::KvPoolInfo described = value(pool).describe();
     if (group >= described.groups.size())
       refuse("there are ", described.groups.size(), " groups, got group ", group);
-    const gyre::KvGroupInfo& d = described.groups[group];
+    const gyre::KvGroupInfo d = described.groups[group];
+    const gyre::KvGroupInfo& kept = pool->described.keep(std::move(described.groups))[group];
     write(info,
           {.size = 0,
-           .name = d.name.c_str(),
-           .layers = d.layers.data(),
-           .layer_count = d.layers.size(),
+           .name = kept.name.c_str(),
+           .layers = kept.layers.data(),
+           .layer_count = kept.layers.size(),
            .page_bytes = d.page_bytes,
            .pages = d.pages,
            .used = d.used,
@@ -82,7 +83,6 @@ gyre_status gyre_kv_pool_describe_group(gyre_kv_pool* pool, uint64_t group,
            .cached = d.cached,
            .free = d.free},
           "info");
-    pool->described = std::move(described.groups);  // what was written points into it
   });
 }
 

@@ -1,5 +1,7 @@
 // Two sequences that were forked from a prompt: each continues as if it were alone. Then prefixes,
 // pages as bytes, files, and handles that go in any order.
+#include <pthread.h>
+
 #include "check.h"
 
 enum { kHeads = 4, kKvHeads = 2, kDim = 64, kPrompt = 40, kSteps = 5, kPageTokens = 16 };
@@ -241,6 +243,31 @@ static void test_refusals(const Server* s) {
   gyre_kv_sequence_destroy(a);
 }
 
+// What a call hands out stays, however often and by whom the pool is described again.
+static void* describe_often(void* given) {
+  gyre_kv_pool* const pool = given;
+  for (int i = 0; i < 20000; ++i) {
+    gyre_kv_group_info group = {.size = sizeof group};
+    if (gyre_kv_pool_describe_group(pool, 0, &group) != GYRE_OK) {
+      CHECK(strstr(gyre_last_error(), "another thread") != NULL);
+      continue;
+    }
+    CHECK(strcmp(group.name, "all keys") == 0 && group.layers[0] == 0);
+  }
+  return NULL;
+}
+
+static void test_threads(const Server* s) {
+  gyre_kv_group_info group = {.size = sizeof group};
+  OK(gyre_kv_pool_describe_group(s->pool, 0, &group));
+  const char* const name = group.name;
+  pthread_t other;
+  CHECK(pthread_create(&other, NULL, describe_often, s->pool) == 0);
+  describe_often(s->pool);
+  CHECK(pthread_join(other, NULL) == 0);
+  CHECK(strcmp(name, "all keys") == 0);
+}
+
 int main(int argc, char** argv) {
   CHECK(argc == 2);  // a path for files
   const Server s = make_server();
@@ -248,6 +275,7 @@ int main(int argc, char** argv) {
   test_prefixes_and_pages(&s, argv[1]);
   test_graph(&s);
   test_refusals(&s);
+  test_threads(&s);
 
   // A step is begun, and then all goes, the oldest handles first.
   gyre_kv_sequence* a = prompt(&s);

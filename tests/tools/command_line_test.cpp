@@ -107,6 +107,8 @@ TEST(CommandLine, WrongUsageIsTwo) {
   fails(1, "simulate --trace none.jsonl", {"cannot read \"none.jsonl\": No such file"});
   fails(1, "simulate --trace /", {"trace: / cannot be read"});
   fails(2, "simulate --trace a.jsonl --rate 2", {"--trace excludes --rate"});
+  fails(2, "simulate --trace ''", {"--trace", "needs the path of a file"});
+  fails(2, "simulate --preset llama", {"no step preset \"llama\""});
   fails(2, "bench attention --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
   fails(2, "compare --device cuda:0 --threads 2", {"cuda:0 does not use --threads"});
 }
@@ -209,6 +211,26 @@ TEST(CommandLine, CompareTakesFormatsAndATail) {
   EXPECT_EQ(table.status, 0) << table.error;
   for (const char* part : {"  tok/s  ", "newest 32 tokens in f16", "matrix products"})
     EXPECT_NE(table.out.find(part), std::string::npos) << table.out;
+}
+
+// What a user sees first: pools that are full, and more users in fewer bits.
+TEST(CommandLine, SimulateAnswersWithoutFlags) {
+  const auto rows = objects(gyre("simulate --json").out);
+  ASSERT_EQ(rows.size(), 2u);
+  for (const nlohmann::json& row : rows) {
+    EXPECT_EQ(row["requests"], 1000);
+    EXPECT_GT(row["full_part"], 0.9);
+    EXPECT_GT(row["wait_p50_seconds"], 1);
+  }
+  EXPECT_GT(rows[1]["users_held"], 3 * rows[0]["users_held"].get<double>());
+  // What runs for real is small.
+  const auto real =
+      objects(gyre("simulate --threads 1 --layers 1 --memory 64 --heads 2 --kv-heads 2"
+                   " --head-dim 64 --formats tq4 --rate 5 --trace-seconds 2 --json")
+                  .out);
+  ASSERT_EQ(real.size(), 1u);
+  EXPECT_LT(real[0]["requests"], 100);
+  EXPECT_EQ(real[0]["finished"], real[0]["requests"]);
 }
 
 TEST(CommandLine, CompareListsItsPresets) {

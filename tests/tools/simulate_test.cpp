@@ -223,7 +223,11 @@ TEST(Simulate, BadTracesAreRefused) {
   fails({"each of \"hash_ids\" must be a whole number", "got -9"}, mooncake("513", "[7, -9]"));
   fails({"\"hash_ids\" must be a list"}, mooncake("513", "7"));
   fails({"\"input_length\" must be a whole number from 1"}, mooncake("-1", "[]"));
+  EXPECT_EQ(read(mooncake("513", "[7, 18446744073709551615]"))[0].blocks[1], ~uint64_t{0});
+  fails({"each of \"hash_ids\"", "got 1.8446744073709552e+19"},
+        mooncake("513", "[7, 18446744073709551616]"));
   fails({"line 2 of test has no \"timestamp\""}, mooncake("5", "[1]") + own("5"));
+  fails({"line 1 of test has neither \"at\"", "nor \"timestamp\", as Mooncake's"}, "{}");
   fails({"is not a JSON object"}, "[1]");
   fails({"line 1 of test is not a JSON object"}, "{\"at\": }");
   fails({"line 1 of test has a number that is too large"}, own("5", "1e9999"));

@@ -70,7 +70,7 @@ typedef struct gyre_kv_layer_info {
   uint64_t sink_tokens;
   uint64_t slots;
   uint64_t bytes;
-  const char* kernel;    // valid until this cache is described again, or destroyed
+  const char* kernel;    // lives as long as the cache's handle
   uint64_t calibration;  // a checksum; 0: none
   uint64_t kv_heads;
   uint64_t head_dim;

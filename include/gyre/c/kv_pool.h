@@ -42,8 +42,8 @@ typedef struct gyre_kv_pool_info {
 
 typedef struct gyre_kv_group_info {
   uint64_t size;
-  const char* name;        // this and `layers`: valid until a group of this pool is described
-  const uint64_t* layers;  // again, or the pool's handle destroyed
+  const char* name;  // this and `layers` live as long as the pool's handle
+  const uint64_t* layers;
   uint64_t layer_count;
   uint64_t page_bytes;
   uint64_t pages;
