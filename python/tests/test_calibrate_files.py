@@ -217,9 +217,9 @@ def test_a_file_is_replaced_as_a_snapshot_is(made, tmp_path):
     assert os.path.islink(tmp_path / "link") and mode("a") == 0o640 and os.stat(tmp_path / "a").st_ino != inode
     os.symlink("nowhere", tmp_path / "broken")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("broken", "pipe", "."):
+    for name in ("broken", "pipe", ".", "folder/"):
         with pytest.raises(gyre.IoError, match="calibrate: "):
-            calibration.save(tmp_path / name)
+            calibration.save(f"{tmp_path}/{name}")
     with pytest.raises(gyre.InvalidArgument, match="the path is empty"):
         calibration.save("")
     assert sorted(os.listdir(tmp_path)) == ["a", "broken", "link", "pipe"]
@@ -232,7 +232,7 @@ def test_a_save_that_fails_leaves_the_old_file(made, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    for name in ("fsync", "rename"):
+    for name in ("open", "fsync", "rename"):
         with monkeypatch.context() as patch, pytest.raises(gyre.IoError, match="No space left on device"):
             patch.setattr(os, name, fail)
             made[1].save(tmp_path / "a")

@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kBegin = "kv_batch.begin_step";
 constexpr StepLog::Rules kRules{"kv_batch", "begin_step()",
-                                "replay a recording of them and end_step(), or rollback() the step",
+                                "replay a recording of them and end_step(), or take the step back "
+                                "with the batch's rollback()",
                                 false};
 
 KvBatchOptions checked(const KvPoolState& pool, KvBatchOptions options) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -13,24 +14,28 @@ def replace(op: str, path: str | os.PathLike, content: bytes) -> None:
     """Writes a private temporary file beside `path`, syncs it and renames it. A link is followed. The new file has the mode of the
     one that it replaces, if both have the same owner; a file that is new is its owner's alone."""
     path = _whole(op, path)
-    unfinished = None
+    unfinished = folder = None
     try:
-        if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        if path.endswith("/") or (os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode)):
             raise gyre.IoError(f"{op}: {path}: is not a regular file")
         target = os.path.realpath(path)
-        folder = os.path.dirname(target)
-        descriptor, unfinished = tempfile.mkstemp(prefix=".gyre-", suffix=".tmp", dir=folder)
+        # First: after the rename nothing is left that can fail.
+        folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
+        descriptor, unfinished = tempfile.mkstemp(prefix=".gyre-", suffix=".tmp", dir=os.path.dirname(target))
         with open(descriptor, "wb") as file:
-            _keep_mode(file.fileno(), target)
             file.write(content)
             file.flush()
+            _keep_mode(file.fileno(), target)
             os.fsync(file.fileno())
         os.rename(unfinished, target)
         unfinished = None
-        _sync_folder(folder)
+        with contextlib.suppress(OSError):  # a file system that does not sync folders; the file is there
+            os.fsync(folder)
     except OSError as error:
         raise gyre.IoError(f"{op}: {path}: {error.strerror or error}") from error
     finally:
+        if folder is not None:
+            os.close(folder)
         if unfinished is not None:
             os.unlink(unfinished)
 
@@ -71,13 +76,3 @@ def _keep_mode(descriptor: int, target: str) -> None:
         except OSError:
             mode &= ~0o070  # another group may not see what the old file's group could
     os.fchmod(descriptor, mode)
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # a file system that does not sync folders; the file is there
-    finally:
-        os.close(descriptor)
