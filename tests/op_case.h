@@ -1,6 +1,6 @@
 #pragma once
 // How an op is tested: its file lists cases and refused calls as data, the runner does the rest.
-// A new op is a file <op>_cases.cpp and a row in all_ops().
+// A new op is a file <op>_op.cpp, or files that op_test.cpp lists in kOps.
 
 #include <gtest/gtest.h>
 
