@@ -19,7 +19,7 @@ help:  ## this list
 run: tool  ## build, then compare the cache formats on this machine; also writes build/report.html
 	build/release/tools/gyre compare llama-3.1-8b --html build/report.html
 
-test: release  ## build, then run every test
+test: release  ## build, then run the tests; ctest --preset release -C all runs those that take minutes, too
 	ctest --preset release
 
 bench: tool  ## build, then run every benchmark

@@ -33,7 +33,7 @@ struct TraceEvent {
 class GYRE_API Trace {
  public:
   std::vector<TraceEvent> events;
-  uint64_t dropped = 0;  // events beyond the limit of one trace (2^20)
+  uint64_t dropped = 0;  // events beyond 2^20, or that there was no memory for
 
   void write_text(std::ostream& out) const;    // one line per command
   void write_table(std::ostream& out) const;   // count, total, min, max per kernel
