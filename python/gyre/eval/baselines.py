@@ -16,6 +16,7 @@ from gyre.calibrate.feedback import rotation
 from gyre.integrations.transformers.columns import Columns
 from gyre.integrations.transformers.config import layer_dims, refused, sharing_layers, stored_layers
 from gyre.integrations.transformers.layer import GyreLayer, Step
+from gyre.integrations.transformers.stores import Scratch
 
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -92,7 +93,7 @@ class _RoundedLayer(GyreLayer):
     """Stands where a GyreLayer does: attention() of the integration asks it to attend."""
 
     def __init__(self, baseline: Baseline, stored: gyre.KvLayer, capacity: int):
-        super().__init__(stored, Columns(), capacity, False, 1, False, None)
+        super().__init__(stored, Columns(), capacity, False, 1, False, None, Scratch())
         self.baseline = baseline
         self.k = self.v = None
 
