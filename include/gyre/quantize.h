@@ -27,8 +27,8 @@ struct HadamardOptions {
 };
 
 // forward: F(s * x); inverse: s * F(x), with F the orthonormal Walsh-Hadamard transform in natural
-// order and s the signs. The last dimension is a power of two up to 8192, or a multiple of 8 from 16
-// to 1024, which is transformed in blocks (docs/kv_formats.md). Native signs reach to 1024.
+// order and s the signs. The last dimension is a power of two up to 8192, or a multiple of 8 from
+// 16 to 1024, which is transformed in blocks (docs/kv_formats.md). Native signs reach to 1024.
 // Arithmetic is f32.
 GYRE_API void hadamard(Encoder& encoder, const HadamardInputs& inputs,
                        const HadamardOptions& options = {});
