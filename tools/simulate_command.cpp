@@ -30,6 +30,22 @@ struct SimulateArguments {
   bool json = false, no_sharing = false;
 };
 
+// With a preset: as servers on such devices allow, and a trace that is made up fills this memory.
+constexpr uint64_t kUsers = 2048, kStepTokens = 8192, kMadeUpMib = 8192, kMadeUpSystems = 20,
+                   kMadeUpRequests = 1000;
+constexpr uint32_t kMadeUpPerSecond = 20;
+
+// For --help: a default with a preset, and the one without.
+template <class T>
+std::string either(const T& with, const T& without) {
+  std::ostringstream text;
+  text << with << "; without a preset " << without;
+  return text.str();
+}
+std::string of_preset(uint64_t without) {
+  return either<std::string>("the preset's", std::to_string(without));
+}
+
 bench::Trace whole_trace(const SimulateArguments& arguments) {
   if (arguments.trace.empty()) return bench::make_trace(arguments.recipe);
   std::ifstream file(arguments.trace);
@@ -89,15 +105,14 @@ void apply_preset(const CLI::App& command, SimulateArguments& arguments) {
     rates.push_back(bench::kv_gbps(preset, formats));
   set("--kv-gbps", options.kv_gbps, rates);
   const bool is_made_up = arguments.trace.empty();
-  set("--memory", arguments.memory_mib, is_made_up ? uint64_t{8192} : preset.memory_mib);
-  constexpr uint64_t kUsers = 2048, kStepTokens = 8192;  // as servers on such devices allow
+  set("--memory", arguments.memory_mib, is_made_up ? kMadeUpMib : preset.memory_mib);
   set("--users", options.users, kUsers);
   set("--step", options.step_tokens, kStepTokens);
-  if (!is_made_up) return;  // otherwise as many as fill that memory
+  if (!is_made_up) return;
   set("--load", arguments.recipe.load, bench::TraceLoad::agent);
-  set("--rate", arguments.recipe.per_second, 20.0);
-  set("--systems", arguments.recipe.systems, uint64_t{20});
-  set("--requests", arguments.requests, uint64_t{1000});
+  set("--rate", arguments.recipe.per_second, double{kMadeUpPerSecond});
+  set("--systems", arguments.recipe.systems, kMadeUpSystems);
+  set("--requests", arguments.requests, kMadeUpRequests);
 }
 
 void print_json(const std::vector<bench::SimulateResult>& results) {
@@ -183,7 +198,7 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
             return path.empty() ? std::string("needs the path of a file") : std::string();
           });
   add_count(command, "--requests", arguments.requests, "Only the first N requests of the trace")
-      ->default_str("all; 1000 of one that is made up for a preset");
+      ->default_str("all; of one that is made up for a preset " + std::to_string(kMadeUpRequests));
   const char* group = "A trace that is made up";
   bench::TraceRecipe& recipe = arguments.recipe;
   const auto set_load = [&recipe](const std::string& text) {
@@ -198,15 +213,15 @@ void add_trace_options(CLI::App& command, SimulateArguments& arguments) {
                 "chat: few turns, pauses as of people; agent: many short turns behind a long "
                 "prompt")
             ->type_name("chat|agent")
-            ->default_str("agent; without a preset chat"),
+            ->default_str(either<std::string>("agent", "chat")),
         command.add_option("--trace-seconds", recipe.seconds, "How long conversations begin")
             ->check(CLI::Range(0.1, 86400.0))
             ->capture_default_str(),
         command.add_option("--rate", recipe.per_second, "Conversations that begin in a second")
             ->check(CLI::Range(0.001, 10000.0))
-            ->default_str("20; without a preset 1"),
+            ->default_str(either<double>(kMadeUpPerSecond, recipe.per_second)),
         add_count(command, "--systems", recipe.systems, "Different system prompts")
-            ->default_str("20; without a preset 3"),
+            ->default_str(either(kMadeUpSystems, recipe.systems)),
         add_count(command, "--system-tokens", recipe.system_tokens,
                   "Tokens of a system prompt; chat: 512, agent: 8192", {.min = 0}),
         add_count(command, "--seed", recipe.seed, "Another number, another trace", {.min = 0})
@@ -252,12 +267,10 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
       "How many conversations one pool of pages holds and how long they wait: replays a trace of\n"
       "requests with continuous batching and shared prompts, for each format with the same "
       "memory.\n"
-      "A step takes --step-ms, --token-us and the time that --kv-gbps gives the KV path, or the "
-      "KV\n"
-      "path runs for real. A preset has the numbers of a model on a device.\n\n"
+      "A step takes --step-ms, --token-us and the time that --kv-gbps gives the KV path, or the\n"
+      "KV path runs for real. A preset has the numbers of a model on a device.\n\n"
       "Examples:\n"
-      "  gyre simulate                                    agents that are made up, the first "
-      "preset\n"
+      "  gyre simulate                   requests that are made up, the first preset\n"
       "  gyre simulate --formats f16,tq8,tq8/tq4,tq4 --html report.html\n"
       "  gyre simulate --trace mooncake.jsonl --requests 1000 --memory 65536\n"
       "  gyre simulate --device cpu --step-ms 30 --trace bench/chat.trace.jsonl --memory 64");
@@ -268,21 +281,21 @@ void add_simulate_command(CLI::App& app, const std::string& command_line) {
   add_time_options(*command, *arguments);
   add_count(*command, "--memory", arguments->memory_mib,
             "MiB of the pool, the same for each format", {.min = 1, .max = 1 << 24})
-      ->default_str("the preset's, for a trace that is made up 8192; without a preset 256");
+      ->default_str(of_preset(arguments->memory_mib) + "; with one, for a trace that is made up, " +
+                    std::to_string(kMadeUpMib));
   add_formats(*command, options.formats, "Formats of K/V, a list")->default_str("f16,tq8/tq4");
   add_count(*command, "--page", options.page_tokens, "Tokens of a page")->capture_default_str();
   add_count(*command, "--users", options.users, "Users at once, at most")
-      ->default_str("2048; without a preset 32");
+      ->default_str(either(kUsers, options.users));
   add_count(*command, "--step", options.step_tokens, "Tokens of a step, at most")
-      ->default_str("8192; without a preset 256");
-  add_count(*command, "--layers", options.layers, "Layers")
-      ->default_str("the preset's; without one 4");
+      ->default_str(either(kStepTokens, options.step_tokens));
+  add_count(*command, "--layers", options.layers, "Layers")->default_str(of_preset(options.layers));
   add_count(*command, "--heads", options.heads, "Query heads")
-      ->default_str("the preset's; without one 32");
+      ->default_str(of_preset(options.heads));
   add_count(*command, "--kv-heads", options.kv_heads, "KV heads")
-      ->default_str("the preset's; without one 8");
+      ->default_str(of_preset(options.kv_heads));
   add_count(*command, "--head-dim", options.head_dim, "Coordinates of a head")
-      ->default_str("the preset's; without one 128");
+      ->default_str(of_preset(options.head_dim));
   add_device(*command, options.device);
   add_threads(*command, arguments->threads);
   command->add_flag("--no-sharing", arguments->no_sharing,

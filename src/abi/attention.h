@@ -207,14 +207,15 @@ constexpr uint32_t attention_out_dim(const GYRE_PARAMS AttentionParams& p) {
 
 // AttentionParams::partial. Whole: the kernel writes the output. Partial: the splits' states, over
 // pages in its own order. Merged: the output, reducing states in `partial`, which holds
-// zeros before the first call; after it the first kScratchHead bytes are the kernel's. States: as
-// Merged or, where it is absent, as Whole, but of every row it writes the state instead of the
-// output: f32 [tokens][heads][v_head_dim + 2], contiguous, in the argument `out`.
+// zeros before the first call; after it the first kScratchCounterBytes bytes are the kernel's.
+// States: as Merged or, where it is absent, as Whole, but of every row it writes the state instead
+// of the output: f32 [tokens][heads][v_head_dim + 2], contiguous, in the argument `out`.
 GYRE_CONSTANT uint32_t kAttentionWhole = 0, kAttentionPartial = 1, kAttentionMerged = 2,
                        kAttentionStates = 3;
 
-// Of scratch memory: calls of other shapes, and commands that merge, leave it to the kernels.
-GYRE_CONSTANT uint64_t kScratchHead = 16384;
+// Scratch memory begins with a kernel's counters: calls of other shapes write behind this many
+// bytes.
+GYRE_CONSTANT uint64_t kScratchCounterBytes = 16384;
 
 GYRE_CONSTANT uint64_t kSplitMultiple = 64;  // keys of a split: what a kernel takes at a time
 

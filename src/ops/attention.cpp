@@ -104,11 +104,11 @@ void attention(Encoder& encoder, const AttentionInputs& in, const AttentionOptio
       plan_call(recording, call, {.out = in.out.dtype(), .keeps_scratch = in.scratch != nullptr});
   Tensor scratch = in.scratch != nullptr ? *in.scratch : Tensor();
   if (plan.reduce == abi::AttentionReduce::separate) {
-    constexpr uint64_t kHead = abi::kScratchHead / sizeof(float);
+    constexpr uint64_t kCounters = abi::kScratchCounterBytes / sizeof(float);
     const Dims shape = attention_partial_shape(plan.splits, in.q.shape(), out_dim);
     const uint64_t floats = shape[0] * shape[1] * shape[2] * shape[3];
-    scratch = at_least(encoder.device(), scratch, kHead + floats);
-    outputs.partial = scratch.slice(0, kHead, floats).reshape(shape);
+    scratch = at_least(encoder.device(), scratch, kCounters + floats);
+    outputs.partial = scratch.slice(0, kCounters, floats).reshape(shape);
     dispatch_call(recording, call, plan, outputs);
     dispatch_merge(recording, outputs);
   } else {

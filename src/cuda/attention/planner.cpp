@@ -205,7 +205,7 @@ class Planner {
     const uint32_t stage = many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).keys;
     const uint64_t head = unpacked_head_bytes(unpacked_tiles(p_.capacity, p_.keys, stage),
                                               p_.k.head_dim, p_.v.head_dim);
-    const uint64_t bytes = kUnpackedBegin + p_.kv_heads * head;
+    const uint64_t bytes = abi::kScratchCounterBytes + p_.kv_heads * head;
     if (bytes > max_bytes) return plan;
     s.ahead = kManyRowsUnpack;
     plan.spec = spec_key(s);

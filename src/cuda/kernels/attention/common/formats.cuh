@@ -38,7 +38,7 @@ constexpr uint32_t key_span(uint32_t format) { return abi::kv_low_bits(format) =
 // other shapes that use the same memory leave the counters alone.
 constexpr uint64_t paged_counter_bytes(uint32_t blocks) {
   const uint64_t bytes = (uint64_t{blocks} * 4 + 127) / 128 * 128;
-  return bytes > abi::kScratchHead ? bytes : abi::kScratchHead;
+  return bytes > abi::kScratchCounterBytes ? bytes : abi::kScratchCounterBytes;
 }
 
 }  // namespace gyre::cuda

@@ -12,7 +12,7 @@ constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
 constexpr uint32_t kDecodePages = 0;
 
 // A merged call's scratch begins with a counter for each row; the partials of clusters follow.
-constexpr uint64_t kDecodeCounters = paged_counter_bytes(0) / 4;
+constexpr uint64_t kDecodeCounters = abi::kScratchCounterBytes / 4;
 
 // Coordinates of a key and of a value.
 struct HeadDims {

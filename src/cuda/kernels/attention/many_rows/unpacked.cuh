@@ -14,8 +14,6 @@ struct UnpackedTiles {
   uint64_t k, v, k_multipliers, v_multipliers;
 };
 
-// In scratch memory, behind the counters of calls that use it, too.
-constexpr uint64_t kUnpackedBegin = paged_counter_bytes(0);
 constexpr uint32_t kScaleTileBytes = 2 * abi::kKvTile;
 // How the command that unpacks is launched; a block takes some tiles at a time.
 constexpr uint32_t kUnpackThreads = 128, kUnpackTiles = 8, kUnpackBytes = 2048,

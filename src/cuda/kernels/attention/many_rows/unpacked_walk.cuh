@@ -31,8 +31,8 @@ inline UnpackedTiles unpacked_tiles_at(const abi::AttentionParams& p, uint64_t p
   const uint64_t k_bytes = uint64_t{p.k.head_dim} * abi::kKvTile * 2,
                  v_bytes = uint64_t{p.v.head_dim} * abi::kKvTile * 2;
   const auto nth = static_cast<uint64_t>(at + unpacked_front(stage_keys));
-  const uint64_t k =
-      partial + kUnpackedBegin + kv_head * unpacked_head_bytes(tiles, p.k.head_dim, p.v.head_dim);
+  const uint64_t k = partial + abi::kScratchCounterBytes +
+                     kv_head * unpacked_head_bytes(tiles, p.k.head_dim, p.v.head_dim);
   const uint64_t v = k + tiles * k_bytes, scales = v + tiles * v_bytes;
   return {k + nth * k_bytes, v + nth * v_bytes, scales + nth * kScaleTileBytes,
           scales + (tiles + nth) * kScaleTileBytes};
