@@ -55,6 +55,7 @@ Timed paged(const GpuContext* gpu, const Device& device, const ServingShape& sha
     sets.push_back(make_serving_batch(device, shape, formats));
     // One output for all: steps that write the same memory run one after the other.
     sets.back().inputs.out = sets[0].inputs.out;
+    sets.back().scratch = sets[0].scratch;
   } while (sets.size() < sets_of(gpu, sets[0].inputs.pages.bytes.bytes()));
   return instantiate(gpu, device, sets.size(), sets[0].bytes, [&](Encoder& encoder, uint64_t i) {
     if (writes) sets[i].record_write(encoder);

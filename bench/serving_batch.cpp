@@ -57,7 +57,11 @@ void fill_pages(const Device& device, const KvPages& pages) {
 
 }  // namespace
 
-void ServingBatch::record(Encoder& encoder) const { attention(encoder, inputs, options); }
+void ServingBatch::record(Encoder& encoder) const {
+  PagedAttentionInputs in = inputs;
+  in.scratch = scratch.get();
+  attention(encoder, in, options);
+}
 
 void ServingBatch::record_write(Encoder& encoder) const {
   KvWriteInputs write = newest;

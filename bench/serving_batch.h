@@ -1,6 +1,8 @@
 #pragma once
 // A batch of sequences in pages, filled with noise, and a decode step over it.
 
+#include <memory>
+
 #include "gyre/attention.h"
 #include "gyre/encoder.h"
 #include "gyre/write.h"
@@ -13,7 +15,8 @@ struct ServingBatch {
   PagedAttentionInputs inputs;
   PagedAttentionOptions options;
   KvWriteInputs newest;  // where the newest tokens of every sequence lie
-  uint64_t bytes = 0;    // that a step reads: K and V of every key of every sequence
+  std::shared_ptr<Tensor> scratch = std::make_shared<Tensor>();  // kept from step to step
+  uint64_t bytes = 0;  // that a step reads: K and V of every key of every sequence
 
   void record(Encoder& encoder) const;
   // Writes the newest tokens again, with the last step's outputs: it waits for them, as a layer

@@ -96,9 +96,10 @@ struct PagedAttentionOptions {
 // Sequences with a few queries are computed as decoding does; those with many, and those marked in
 // `is_prefill`, as prompts are: then the bits do not depend either on the number of queries, so
 // that a prompt may come in any chunks. Device memory cannot be checked before: a sequence with a
-// length or query range beyond the bounds, or with a needed table entry that is no page, gets NaN
-// in its rows of out and lse, and nothing outside the tensors is touched. A range that begins below
-// 0 or ends before it begins has no rows; rows that two ranges claim may hold what either gives.
+// length or query range beyond the bounds gets NaN in its rows of out and lse; of a table entry
+// that is no page, the rows that see its keys do, and others of the sequence may. Nothing outside
+// the tensors is touched. A range that begins below 0 or ends before it begins has no rows; rows
+// that two ranges claim may hold what either gives.
 GYRE_API void attention(Encoder& encoder, const PagedAttentionInputs& inputs,
                         const PagedAttentionOptions& options);
 

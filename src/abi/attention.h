@@ -47,8 +47,8 @@ constexpr uint32_t decode_value_dim(const GYRE_THREAD AttentionDecodeSpec& s) {
 struct AttentionRowsSpec {
   uint8_t k_format;  // KvFormat
   uint8_t v_format;
-  uint8_t gpu;    // what a block may use of it; the backend's
-  uint8_t ahead;  // `gpu` of a command over the same arguments that goes ahead; 0: none does
+  uint8_t gpu;  // what a block may use of it; the backend's
+  uint8_t unused;
   uint16_t k_dim;
   uint16_t v_dim;
 };
@@ -176,6 +176,12 @@ struct AttentionParams {
   uint64_t lse_token_stride;
   uint64_t lse_head_stride;
   uint64_t tree_stride;
+  // A command ahead unpacks keys: room in `partial` for so many tiles of 8 keys of each KV head; 0:
+  // none does.
+  uint64_t unpacked_room;
+  // Over pages, 0: all sequences have room and are unpacked. Else a command behind takes those that
+  // are not, and where only some have room, these must make so many work tiles.
+  uint64_t unpacked_work;
   KvPlaces places;  // with a state: length, first_key, end_key, tail_begin and split_keys come from
                     // it, and these say how
   KvCacheLayout k;

@@ -60,10 +60,14 @@ struct AttentionSchedulePlan {
 };
 
 struct AttentionPlan {
-  uint64_t spec;               // the kernel's pipeline key
-  uint64_t splits;             // of the keys, at least 1
-  uint64_t scratch_floats;     // of the argument `partial`, zeros when new; 0: no argument
-  uint32_t fewest_split_keys;  // in a split, where the device counts the keys
+  uint64_t spec;  // the kernel's pipeline key
+  // Those of the kernel's commands over the same arguments that go ahead of it and behind it; 0:
+  // none does.
+  uint64_t ahead, behind;
+  uint64_t splits;          // of the keys, at least 1
+  uint64_t scratch_floats;  // of the argument `partial`, zeros when new; 0: no argument
+  uint64_t unpacked_room, unpacked_work;  // AttentionParams'
+  uint32_t fewest_split_keys;             // in a split, where the device counts the keys
   AttentionKernel kernel;
   AttentionReduce reduce;
   uint32_t drafts;  // 1: the device has a kernel for the phase `drafts`, and this is its plan

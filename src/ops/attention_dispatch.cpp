@@ -86,6 +86,7 @@ void record_call(Recording& recording, const AttentionCall& call, const abi::Att
   const AttentionPartialInputs& in = call.in;
   const bool states = outputs.partial.defined(),
              reduces = plan.reduce == abi::AttentionReduce::in_kernel;
+  p.unpacked_room = plan.unpacked_room;
   if (states) {
     p.partial = reduces ? abi::kAttentionStates : abi::kAttentionPartial;
   } else {

@@ -36,13 +36,10 @@ void record_planned(const abi::AttentionPlan& plan, const Record& record) {
   switch (plan.kernel) {
     case abi::AttentionKernel::attention_decode:
       return record(kAttentionDecode, spec_from_key<abi::AttentionDecodeSpec>(plan.spec));
-    case abi::AttentionKernel::attention_many_rows: {
-      const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
-      abi::AttentionRowsSpec first = spec;
-      first.gpu = spec.ahead, first.ahead = 0;
-      if (spec.ahead != 0) record(kAttentionManyRows, first);
-      return record(kAttentionManyRows, spec);
-    }
+    case abi::AttentionKernel::attention_many_rows:
+      for (const uint64_t spec : {plan.ahead, plan.spec, plan.behind})
+        if (spec != 0) record(kAttentionManyRows, spec_from_key<abi::AttentionRowsSpec>(spec));
+      return;
     case abi::AttentionKernel::attention_latent: {
       auto spec = spec_from_key<abi::AttentionLatentSpec>(plan.spec);
       for (uint8_t part = 0; part < abi::kLatentParts; ++part) {

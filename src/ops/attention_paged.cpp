@@ -147,6 +147,7 @@ abi::AttentionProblem make_problem(const PagedCall& call, const KvPageParts& par
   p.heads = call.q.shape(1);
   fill_problem(call.keys.pages, parts, bounds, call.options.mask.window, p);
   p.q_dtype = static_cast<uint32_t>(call.q.dtype());
+  p.keeps_scratch = call.keeps_scratch ? 1 : 0;
   p.states = outputs.partial.defined() ? 1 : 0;
   p.out_dtype = p.states != 0 ? static_cast<uint32_t>(DType::f32)
                               : static_cast<uint32_t>(outputs.out.dtype());
@@ -205,6 +206,7 @@ void dispatch_phase(Recording& recording, const PagedCall& call, const KvPagePar
   const bool states = outputs.partial.defined();
   p.splits = plan.splits;
   p.fewest_split_keys = plan.fewest_split_keys;
+  p.unpacked_room = plan.unpacked_room, p.unpacked_work = plan.unpacked_work;
   const Tensor none;
   const auto record = [&](const auto& kernel, const auto& spec) {
     recording.dispatch(kernel, spec, p,
@@ -321,6 +323,7 @@ void attention(Encoder& encoder, const PagedAttentionInputs& in,
   call.cu_seqlens_q = in.cu_seqlens_q;
   call.is_prefill = in.is_prefill;
   call.schedule = in.schedule;
+  call.keeps_scratch = in.scratch != nullptr;
   call.options = options;
   AttendScratch own;
   with_scratch(call.op, own, in.scratch, in.pages.shape.latent, [&](AttendScratch& scratch) {

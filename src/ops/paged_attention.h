@@ -23,6 +23,7 @@ struct PagedCall {
   Tensor page_table{}, kv_lengths{}, cu_seqlens_q{}, is_prefill{};  // PagedAttentionInputs'
   Tensor schedule{};                                                // PagedAttentionInputs'
   std::vector<ListedSchedule>* schedules = nullptr;  // that the calls of a list share
+  bool keeps_scratch = false;                        // its scratch memory serves later calls, too
   PagedAttentionOptions options{};
 };
 

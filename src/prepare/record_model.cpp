@@ -39,6 +39,15 @@ std::vector<uint64_t> token_counts(const ModelShape& m) {
   return counts;
 }
 
+// Keys that a sequence in pages may have: of few, and of more than there is memory for, levels are
+// not unpacked ahead.
+std::vector<uint64_t> key_counts(const ModelShape& m) {
+  std::vector<uint64_t> counts;
+  for (const uint64_t keys : {m.context, uint64_t{2048}, uint64_t{128}})
+    if (counts.empty() || keys < m.context) counts.push_back(keys);
+  return counts;
+}
+
 // The tensors of a layer in a step, for as many tokens as one may have.
 struct Rows {
   Rows(const Device& device, const ModelShape& m, const KvLayer& layer, uint64_t tokens)
@@ -164,6 +173,31 @@ void record_fork(const KvPool& pool, Encoder& encoder, const Layers& one) {
   step(second);
 }
 
+void record_batch_step(Encoder& encoder, const ModelShape& m, const KvPool& pool,
+                       const Layers& step, uint64_t sequences, uint64_t tokens, uint64_t keys) {
+  KvBatch batch(pool, {.max_sequences = sequences,
+                       .max_tokens = tokens,
+                       .max_query_length = tokens,
+                       .max_kv_length = keys});
+  const bool any_rotated =
+      std::ranges::any_of(step.rows, [](const Rows& rows) { return !rows.latent; });
+  if (rotates(m) && any_rotated) {
+    batch.record();
+    record_rope_append(encoder, m, step, batch);
+    batch.end_step();
+    encoder.clear();
+  }
+  batch.record();
+  for (uint64_t i = 0; i < step.rows.size(); ++i) {
+    const Rows& rows = step.rows[i];
+    record_rope(encoder, m, rows);
+    batch.append(encoder, i, rows.k, rows.v);
+    batch.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.scale = rows.scale()});
+  }
+  batch.end_step();
+  encoder.clear();
+}
+
 void record_batch(const Device& device, const ModelShape& m, const Layers& all) {
   constexpr uint64_t kMorePages = 2;  // for record_fork()
   require(m.page_tokens != 0, kOp, ": page_tokens must not be 0");
@@ -175,28 +209,11 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
                              .step_tokens = m.step_tokens});
   Encoder encoder(device);
   for (const uint64_t tokens : token_counts(m)) {
-    KvBatch batch(pool, {.max_sequences = m.max_sequences,
-                         .max_tokens = tokens,
-                         .max_query_length = tokens,
-                         .max_kv_length = m.context});
     const Layers step = all.with(tokens);
-    const bool any_rotated =
-        std::ranges::any_of(step.rows, [](const Rows& rows) { return !rows.latent; });
-    if (rotates(m) && any_rotated) {
-      batch.record();
-      record_rope_append(encoder, m, step, batch);
-      batch.end_step();
-      encoder.clear();
+    for (const uint64_t sequences : {uint64_t{1}, m.max_sequences}) {
+      for (const uint64_t keys : key_counts(m))
+        record_batch_step(encoder, m, pool, step, sequences, tokens, keys);
     }
-    batch.record();
-    for (uint64_t i = 0; i < step.rows.size(); ++i) {
-      const Rows& rows = step.rows[i];
-      record_rope(encoder, m, rows);
-      batch.append(encoder, i, rows.k, rows.v);
-      batch.attend(encoder, i, {.q = rows.q, .out = rows.out}, {.scale = rows.scale()});
-    }
-    batch.end_step();
-    encoder.clear();
   }
   record_fork(pool, encoder, all.with(1));
 }
@@ -205,11 +222,12 @@ void record_batch(const Device& device, const ModelShape& m, const Layers& all) 
 void record_page_step(Encoder& encoder, const ModelShape& m, const KvPages& pages,
                       const KvLayer& layer, const Rows& rows, uint64_t sequences, uint64_t tokens) {
   const Device& device = encoder.device();
+  Tensor scratch;
   kv_write(encoder, {.k = rows.k,
                      .v = rows.v,
                      .pages = pages,
                      .slots = device.tensor(DType::i64, {rows.k.shape(0)})});
-  PagedAttentionInputs inputs{.q = rows.q, .pages = pages, .out = rows.out};
+  PagedAttentionInputs inputs{.q = rows.q, .pages = pages, .out = rows.out, .scratch = &scratch};
   inputs.page_table = device.tensor(DType::i32, {sequences, (m.context - 1) / m.page_tokens + 1});
   inputs.kv_lengths = device.tensor(DType::i32, {sequences});
   inputs.cu_seqlens_q = device.tensor(DType::i32, {sequences + 1});
@@ -217,12 +235,14 @@ void record_page_step(Encoder& encoder, const ModelShape& m, const KvPages& page
   for (const uint64_t fewest : {uint64_t{1}, tokens}) {
     for (const Tensor& prompts : {Tensor(), is_prefill}) {
       inputs.is_prefill = prompts;
-      attention(encoder, inputs,
-                {.max_query_length = tokens,
-                 .min_query_length = fewest,
-                 .max_kv_length = m.context,
-                 .scale = rows.scale(),
-                 .mask = {.window = layer.window}});
+      for (const uint64_t keys : key_counts(m)) {
+        attention(encoder, inputs,
+                  {.max_query_length = tokens,
+                   .min_query_length = fewest,
+                   .max_kv_length = keys,
+                   .scale = rows.scale(),
+                   .mask = {.window = layer.window}});
+      }
     }
   }
 }

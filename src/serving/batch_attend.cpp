@@ -90,6 +90,7 @@ void KvBatch::State::attend(Encoder& encoder, uint64_t index, const AttendInputs
   in.out = inside.out;
   PagedCall call = call_of(in, with, layer);
   call.schedules = &schedules;
+  call.keeps_scratch = true;
   if (l.tail) call.keys.tail_begin = tables.group(l.tail->group).tail_begin;
   const AttentionMergeInputs outputs{{}, in.out, in.lse, with.mask.sink_logits};
   AttendScratch reserved = memory;

@@ -121,8 +121,7 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
     h200.of(p);
     const abi::AttentionPlan& plan = h200.plan();
     EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_many_rows);
-    const auto spec = spec_from_key<abi::AttentionRowsSpec>(plan.spec);
-    EXPECT_EQ(spec.ahead != 0, unpacks) << p.tokens << " tokens, " << p.keys << " keys";
+    EXPECT_EQ(plan.ahead != 0, unpacks) << p.tokens << " tokens, " << p.keys << " keys";
     EXPECT_EQ(plan.reduce == abi::AttentionReduce::in_kernel, unpacks);
     EXPECT_TRUE(!unpacks ||
                 plan.scratch_floats * 4 > h200.problem().keys * p.kv_heads * p.head_dim * 4);
@@ -242,6 +241,48 @@ abi::AttentionProblem paged_problem(KvFormat format, uint64_t heads, uint32_t he
   p.max_query_length = max_query_length;
   p.phase = abi::AttentionPhase::decode;
   return p;
+}
+
+// Prompts of a batch over levels: those that have room are unpacked ahead, the others are another
+// command's.
+TEST(CudaPlanner, PromptsOverPages) {
+  struct Prompts {
+    uint64_t keys, sequences, tokens;
+    bool keeps_scratch, unpacks, all;
+    uint32_t max_query_length = 512;
+  };
+  constexpr Prompts kCases[] = {
+      {4096, 1, 512, true, true, true},       {4096, 3, 8192, true, true, true},
+      {4096, 64, 64, true, true, false},      {256, 64, 64, true, true, false},
+      {255, 64, 64, true, false, false},      {131072, 64, 8192, true, true, false},
+      {262144, 1, 512, true, true, false},    {4096, 1, 512, false, true, true},
+      {4096, 64, 512, false, true, false},    {8192, 1, 512, false, true, false},
+      {4096, 4, 64, true, false, false, 16},  {4096, 4, 68, true, true, false, 17},
+      {4096, 5, 480, true, false, false, 96}, {4096, 5, 485, true, true, false, 97}};
+  for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8, KvFormat::f16}) {
+    for (const Prompts& c : kCases) {
+      SCOPED_TRACE(join(name(format), ", ", c.sequences, " of ", c.keys));
+      abi::AttentionProblem p = paged_problem(format, 32, 128, c.max_query_length);
+      p.phase = abi::AttentionPhase::many_rows;
+      p.q_dtype = static_cast<uint32_t>(DType::f16);
+      p.keys = p.capacity = c.keys, p.sequences = c.sequences, p.tokens = c.tokens;
+      p.keeps_scratch = c.keeps_scratch ? 1 : 0;
+      const abi::AttentionPlan plan = cuda::plan_attention(p, kH200);
+      const bool unpacks = c.unpacks && format != KvFormat::f16;
+      EXPECT_EQ(plan.kernel, abi::AttentionKernel::attention_many_rows);
+      EXPECT_EQ(plan.ahead != 0, unpacks);
+      EXPECT_EQ(plan.behind != 0, unpacks && !c.all);
+      EXPECT_EQ(plan.unpacked_room != 0, unpacks);
+      EXPECT_EQ(plan.scratch_floats != 0, unpacks);
+      EXPECT_LE(plan.scratch_floats * 4, (c.keeps_scratch ? uint64_t{640} : 32) << 20);
+      if (!unpacks) continue;
+      // All have room, or another command takes what has none: if it pays is seen on the device.
+      const uint64_t room = plan.unpacked_room * abi::kKvTile;
+      EXPECT_EQ(plan.unpacked_work != 0, plan.behind != 0);
+      EXPECT_TRUE(plan.behind != 0 || room >= c.keys * c.sequences);
+      EXPECT_GE(plan.scratch_floats * 4, room * p.kv_heads * 2 * 128 * 2);
+    }
+  }
 }
 
 TEST(CudaPlanner, Pages) {

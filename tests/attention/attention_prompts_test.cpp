@@ -9,6 +9,7 @@
 
 #include "attention/attention_fixture.h"
 #include "attention/attention_small.h"
+#include "pages/paged_fixture.h"
 
 namespace gyre::test {
 namespace {
@@ -169,6 +170,29 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
         EXPECT_EQ(begin, p.tokens);
       }
     }
+  }
+}
+
+// Of a batch, sequences are unpacked ahead from the first on, as long as there is room.
+TEST(AttentionPrompts, BitsDoNotDependOnTheRoomOfABatch) {
+  for (const auto& [format, page_tokens, window] :
+       {std::tuple{KvFormat::tq4, uint64_t{16}, uint64_t{0}}, {KvFormat::tq8, 24, 500}}) {
+    const auto gain = [](uint64_t position) { return position % 97 == 60 ? 1e6f : 1.0f; };
+    PagedWorld world(test_device(), {format, format, 1, kDim, 0, page_tokens}, kHeads,
+                     {1200, 1100, 300, 90, 1000}, 1, gain);
+    world.options.mask.window = window;
+    std::vector<Part> parts = {
+        {0, 1200, 20}, {1, 1100, 18}, {2, 300, 1}, {3, 90, 2, true}, {4, 1000, 17}};
+    RowBits alone;
+    for (const Part& part : parts) alone.merge(world.attend({part}));
+    for (int turn = 0; turn < 2; ++turn) {
+      EXPECT_EQ(compare(alone, world.attend(parts)), alone.size()) << name(format);
+      std::reverse(parts.begin(), parts.end());
+    }
+    // In chunks, of which a later one begins inside a stage.
+    RowBits chunks = world.attend({{0, 1190, 10, true}, {4, 993, 10, true}});
+    chunks.merge(world.attend({{4, 1000, 7, true}, {0, 1200, 10, true}}));
+    EXPECT_EQ(compare(alone, chunks), 37u);
   }
 }
 

@@ -2,7 +2,9 @@
 // not from the batch, the pages, the grid or the chunk; a stale schedule shows; what a kernel reads
 // before the command ahead has ended is what that command does not write.
 #include "cuda_host/emulated_device.h"
+#include "kv_codec/kv_codec_fixture.h"
 #include "ops/cache_ops.h"
+#include "ops/paged_attention.h"
 #include "pages/paged_fixture.h"
 
 namespace gyre::test {
@@ -115,6 +117,94 @@ TEST(EmulatedPages, PromptsDoNotDependOnTheirChunks) {
       EXPECT_EQ(rows, kLength) << name(format) << " window " << window;
     }
   }
+}
+
+// A command ahead unpacks two or three of these four, from the first on, in blocks that go from one
+// to the next; another command has the others.
+TEST(EmulatedPages, BitsDoNotDependOnWhichPromptsAreUnpacked) {
+  const PagedWorld world(emulated_device(1), {KvFormat::tq8, KvFormat::tq8, 2, 128, 0, 24}, 8,
+                         {1050, 800, 700, 850, 60});
+  std::vector<Part> parts = {{4, 60, 1}, {0, 1050, 20}, {1, 800, 20}, {2, 700, 20}, {3, 850, 20}};
+  RowBits alone;
+  for (const Part& part : parts) alone.merge(world.attend({part}));
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(compare(alone, world.attend(parts)), alone.size());
+    std::reverse(parts.begin(), parts.end());
+  }
+}
+
+// Tiles of keys that a batch leaves in scratch memory, of `room`. The others are zeros, as they
+// were.
+uint64_t unpacked_tiles(const PagedWorld& world, const std::vector<Part>& parts, uint64_t room) {
+  constexpr uint64_t kCounters = abi::kScratchCounterBytes / 4, kTile = 8 * 128 / 2;
+  Tensor scratch;
+  PagedAttentionOptions bounds;
+  PagedAttentionInputs in = world.inputs(parts, bounds);
+  in.scratch = &scratch;
+  Encoder encoder(world.device());
+  attention(encoder, in, bounds);
+  encoder.submit().wait();
+  if (!scratch.defined()) return 0;
+  const std::vector<float> words = floats_of(scratch);
+  uint64_t tiles = 0;
+  for (uint64_t i = 0; i < room; ++i) tiles += words[kCounters + i * kTile] != 0 ? 1 : 0;
+  return tiles;
+}
+
+TEST(EmulatedPages, PromptsAreUnpackedWhereTheyHaveRoom) {
+  const PagedWorld world(emulated_device(1), {KvFormat::tq8, KvFormat::tq8, 2, 128, 0, 24}, 8,
+                         {1050, 800, 700, 850});
+  const Part first = {0, 1050, 20}, second = {1, 800, 20}, third = {2, 700, 20},
+             fourth = {3, 850, 20};
+  EXPECT_EQ(unpacked_tiles(world, {first}, 160), 132u);
+  EXPECT_EQ(unpacked_tiles(world, {first, second, third, fourth}, 320), 132u + 100);
+  // What fits would not fill this GPU: none.
+  const PagedWorld large(emulated_device(40), {KvFormat::tq8, KvFormat::tq8, 2, 128, 0, 24}, 8,
+                         {1050, 800, 700, 850});
+  EXPECT_EQ(unpacked_tiles(large, {first, second, third, fourth}, 320), 0u);
+  EXPECT_EQ(unpacked_tiles(large, {first}, 160), 132u);
+}
+
+// A block of the kernel for any shape has several work tiles, also of one prompt.
+TEST(EmulatedPages, PromptsOfAnyShapeDoNotDependOnTheGrid) {
+  const KvPageShape shape = shape_for(KvFormat::tq4, KvFormat::tq4, 96, 16);
+  const std::vector<Part> parts = {{0, 200, 60, true}, {1, 90, 1}, {2, 150, 50, true}};
+  RowBits all;
+  for (const uint32_t multiprocessors : {1u, 13u}) {
+    const PagedWorld world(emulated_device(multiprocessors), shape, 4, {200, 90, 150});
+    const RowBits made = world.attend(parts);
+    if (!all.empty()) {
+      EXPECT_EQ(compare(all, made), 111u);
+    }
+    all = made;
+  }
+}
+
+// All keys of a prompt are in the tail: its states over the body are written, too.
+TEST(EmulatedPages, APromptWithoutKeysInTheBodyHasStates) {
+  const PagedWorld world(emulated_device(2), shape_for(KvFormat::tq8, KvFormat::tq8, 128, 16), 4,
+                         {300});
+  PagedCall call{.op = "test"};
+  const PagedAttentionInputs in = world.inputs({{0, 300, 20}}, call.options);
+  in.kv_lengths.write_from<int32_t>(std::vector<int32_t>{20});
+  call.q = in.q;
+  call.keys.pages = in.pages;
+  call.keys.tail = 64;
+  call.page_table = in.page_table;
+  call.kv_lengths = in.kv_lengths;
+  call.cu_seqlens_q = in.cu_seqlens_q;
+  const Tensor states = world.device().tensor(DType::f32, {1, 20, 4, 130});
+  states.write_from<float>(std::vector<float>(states.elements(), 7.0f));
+  Encoder encoder(world.device());
+  AttendScratch scratch;
+  {
+    Recording recording(encoder, call.op);
+    attend_pages(recording, world.device(), call, {.partial = states}, scratch);
+    recording.commit();
+  }
+  encoder.submit().wait();
+  const std::vector<float> made = floats_of(states);
+  for (size_t row = 0; row < 80; ++row) EXPECT_EQ(made[row * 130 + 129], 0.0f) << row;
 }
 
 // One scratch serves layers of different shapes: each call finds its counters as zeros, whatever

@@ -184,6 +184,56 @@ Cases damage_cases() {
   return cases;
 }
 
+// Prompts over levels, which a command may unpack ahead, as many sequences as there is room for:
+// beside sequences that decode, and one with an entry that is no page.
+Cases prompt_cases() {
+  struct Shape {
+    KvFormat k, v;
+    uint64_t dim, page_tokens, window;
+  };
+  using enum KvFormat;
+  constexpr Shape kShapes[] = {{tq8, tq8, 64, 8, 0},    {tq4, tq4, 64, 64, 300},
+                               {tq4, tq8, 128, 24, 0},  {tq4, tq4, 128, 16, 200},
+                               {tq8, tq8, 128, 136, 0}, {tq3, tq3, 128, 16, 0},
+                               {tq2, tq2, 128, 64, 0},  {tq4, tq4, 256, 16, 0}};
+  Cases cases;
+  for (const auto& [k, v, dim, page_tokens, window] : kShapes) {
+    for (const Damage damage : {Damage::none, Damage::page_beyond}) {
+      PagedAttentionCase c;
+      c.shape = {k, v, damage == Damage::none ? uint64_t{2} : 1, dim, 0, page_tokens};
+      c.heads = 4 * c.shape.kv_heads;
+      c.window = window;
+      c.sequences = {{900, 20}, {40, 1},    {500, 3, true}, {30, 30}, {600, 17, false, damage},
+                     {0, 0},    {1000, 18}, {301, 40}};
+      c.page_gap = 64;
+      if (damage != Damage::none || cases.size() % 4 == 0) c.rows_behind = 40;  // room for all
+      c.name = "prompts " + text(c.shape) + (damage == Damage::none ? "" : " damaged");
+      cases.push_back(c);
+    }
+  }
+  // Two that surely have room, and some behind sequences of which each thread scans several.
+  for (const uint64_t before : {0u, 390u}) {
+    PagedAttentionCase c;
+    c.shape = {tq8, tq8, 1, 128, 0, 16};
+    c.sequences.assign(before, PagedSequence{0, 0});
+    for (const PagedSequence& s : {PagedSequence{300, 20}, {400, 17}}) c.sequences.push_back(s);
+    c.name = "prompts behind " + std::to_string(before);
+    cases.push_back(c);
+  }
+  // Nothing to unpack: numbers that make no sense, or no keys.
+  for (const PagedSequence& alone : {PagedSequence{600, 20, false, Damage::negative_length},
+                                     {600, 20, false, Damage::long_length},
+                                     {0, 20}}) {
+    PagedAttentionCase c;
+    c.shape = {tq8, tq8, 1, 128, 0, 16};
+    c.sequences = {alone, {300, 1}};
+    if (alone.length != 0) c.sequences.pop_back();
+    c.name = "a prompt of no keys " + std::to_string(cases.size());
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 Cases empty_cases() {
   PagedAttentionCase nobody, nothing;
   nobody.sequences = {{10, 0}, {0, 0}};
@@ -199,7 +249,7 @@ Cases empty_cases() {
 std::vector<OpCase> paged_attention_cases() {
   std::vector<OpCase> cases;
   for (const Cases& list : {format_cases(), window_cases(), option_cases(), length_cases(),
-                            piece_cases(), damage_cases(), empty_cases()}) {
+                            piece_cases(), damage_cases(), prompt_cases(), empty_cases()}) {
     for (const PagedAttentionCase& c : list) cases.push_back(make_case(c));
   }
   return cases;

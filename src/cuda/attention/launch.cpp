@@ -188,7 +188,7 @@ Launch launch_attention_many_rows(const void* params, uint64_t spec, const CudaL
   }
   const ManyRowsLayout layout = layout_of(s);
   if (s.gpu == kManyRowsUnpack) {
-    const uint64_t groups = (unpacked_tiles(p, layout.keys) + kUnpackTiles - 1) / kUnpackTiles;
+    const uint64_t groups = (p.unpacked_room + kUnpackTiles - 1) / kUnpackTiles;
     const uint64_t at_once = uint64_t{limits.multiprocessors} * kUnpackBlocks / p.kv_heads;
     return {{static_cast<uint32_t>(std::clamp<uint64_t>(at_once, 1, groups)),
              static_cast<uint32_t>(p.kv_heads), 1},

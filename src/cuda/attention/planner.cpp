@@ -18,8 +18,9 @@ using Decode = std::optional<abi::AttentionDecodeSpec>;
 
 constexpr uint32_t kFewestKeys = 128;  // in a split: two chunks of 64 keys are worth a block
 // Bytes that unpacked keys may take: of memory that the caller keeps, and for one call, which a
-// list or graph holds for as long as it lives.
-constexpr uint64_t kMaxKept = uint64_t{640} << 20, kMaxTaken = uint64_t{32} << 20;
+// list or graph holds for as long as it lives. Of batches those beside the longest sequence.
+constexpr uint64_t kMaxKept = uint64_t{640} << 20, kMaxTaken = uint64_t{32} << 20,
+                   kMaxBeside = uint64_t{256} << 20;
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
@@ -56,7 +57,7 @@ class Planner {
     if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
-    if (!decode) return takes_many_rows() ? prompt_rows(many_rows_splits()) : any_shape();
+    if (!decode) return takes_many_rows() ? linear_rows(many_rows_splits()) : any_shape();
     if (p_.states != 0)
       return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
                   AttentionReduce::none);
@@ -77,7 +78,7 @@ class Planner {
     const Decode decode = decodes_pages() ? find_decode(1) : Decode{};
     if (!decode) {
       const bool prompts = abi::phase_fewest_rows(p_.phase) != 0 && takes_many_rows();
-      return prompts ? many_rows(1) : abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+      return prompts ? prompt_pages() : abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     }
     const uint32_t blocks = paged_blocks(limits_.multiprocessors);
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
@@ -174,10 +175,11 @@ class Planner {
     return !abi::kv_is_compressed(p_.k.format) ||
            p_.k.codes_tile_stride == uint64_t{p_.k.head_dim} * abi::kv_bits(p_.k.format);
   }
+  abi::AttentionRowsSpec rows_spec(uint32_t gpu) const {
+    return abi::attention_rows_spec(p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim, gpu);
+  }
   abi::AttentionRowsSpec rows_spec() const {
-    const bool few = p_.sequences == 0 && rows_ <= kGroupRows;
-    return abi::attention_rows_spec(p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim,
-                                    many_rows_gpu(limits_, few));
+    return rows_spec(many_rows_gpu(limits_, p_.sequences == 0 && rows_ <= kGroupRows));
   }
   // Few rows, which blocks of one KV head have all of: the GPU is filled with splits. A prompt's
   // keys are not cut: its rows' bits must not depend on the chunk that they came in.
@@ -192,25 +194,56 @@ class Planner {
         many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
     return std::clamp<uint64_t>(blocks / p_.kv_heads, 1, max_splits);
   }
-  // Prompts over levels, which a command ahead unpacks once for all rows.
-  abi::AttentionPlan prompt_rows(uint64_t splits) const {
-    constexpr uint64_t kFewest = 256;  // keys: fewer are not worth a command
-    const uint64_t max_bytes = p_.keeps_scratch != 0 ? kMaxKept : kMaxTaken;
-    abi::AttentionPlan plan = many_rows(splits);
-    abi::AttentionRowsSpec s = rows_spec();
-    s.gpu = kManyRowsUnpacked;
-    if (splits != 1 || rows_ <= kGroupRows || p_.keys < kFewest ||
-        !has_many_rows_(spec_key(s), limits_))
-      return plan;
-    const uint32_t stage = many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).keys;
-    const uint64_t head = unpacked_head_bytes(unpacked_tiles(p_.capacity, p_.keys, stage),
-                                              p_.k.head_dim, p_.v.head_dim);
-    const uint64_t bytes = abi::kScratchCounterBytes + p_.kv_heads * head;
-    if (bytes > max_bytes) return plan;
-    s.ahead = kManyRowsUnpack;
-    plan.spec = spec_key(s);
+  // Rows over one cache.
+  abi::AttentionPlan linear_rows(uint64_t splits) const {
+    const abi::AttentionPlan plan = many_rows(splits);
+    const uint32_t stage = splits == 1 && rows_ > kGroupRows ? unpacked_stage() : 0;
+    if (stage == 0) return plan;
+    const uint64_t tiles = unpacked_tiles(p_.capacity, p_.keys, stage);
+    return tiles <= max_tiles(max_bytes()) ? unpacked(plan, tiles) : plan;
+  }
+  // Prompts of a batch. Those that have no room, or do not gain by it, are another command's: it
+  // has the same bits. Lengths are on the device: see find_unpacked_end.
+  abi::AttentionPlan prompt_pages() const {
+    constexpr uint64_t kKeysOfToken = 16, kFewTiles = 3, kFewHeads = 36, kWaves = 3;
+    const abi::AttentionPlan plan = many_rows(1);
+    const uint32_t stage = unpacked_stage();
+    const bool few_heads = p_.sequences * p_.kv_heads <= kFewHeads;
+    const uint64_t rows = p_.max_query_length * group(),
+                   few_rows = few_heads ? kGroupRows : kFewTiles * 2 * kGroupRows;
+    if (stage == 0 || rows <= few_rows || max_tiles(max_bytes()) == 0) return plan;
+    const uint64_t each = unpacked_page_tiles(p_.keys, stage), all = each * p_.sequences,
+                   beside =
+                       std::min(p_.tokens * kKeysOfToken / abi::kKvTile, max_tiles(kMaxBeside));
+    abi::AttentionPlan of_some =
+        unpacked(plan, std::min({all, each + beside, max_tiles(max_bytes())}));
+    if (of_some.unpacked_room == all && few_heads) return of_some;
+    of_some.unpacked_work = kWaves * limits_.multiprocessors;
+    of_some.behind = plan.spec;
+    return of_some;
+  }
+  // Keys of a stage, where a command ahead unpacks levels once for all rows; 0: none does.
+  uint32_t unpacked_stage() const {
+    constexpr uint64_t kFewest = 256, kMaxHeads = 65535;  // fewer keys are not worth a command
+    const abi::AttentionRowsSpec s = rows_spec(kManyRowsUnpacked);
+    if (p_.keys < kFewest || p_.kv_heads > kMaxHeads || !has_many_rows_(spec_key(s), limits_))
+      return 0;
+    return many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).keys;
+  }
+  uint64_t max_bytes() const { return p_.keeps_scratch != 0 ? kMaxKept : kMaxTaken; }
+  uint64_t max_tiles(uint64_t bytes) const {
+    return (bytes - abi::kScratchCounterBytes) / unpacked_tile_bytes();
+  }
+  uint64_t unpacked_tile_bytes() const {
+    return p_.kv_heads * unpacked_head_bytes(1, p_.k.head_dim, p_.v.head_dim);
+  }
+  abi::AttentionPlan unpacked(abi::AttentionPlan plan, uint64_t tiles) const {
+    plan.ahead = spec_key(rows_spec(kManyRowsUnpack));
+    plan.spec = spec_key(rows_spec(kManyRowsUnpacked));
     plan.reduce = AttentionReduce::in_kernel;  // one split, but scratch memory
-    plan.scratch_floats = bytes / sizeof(float);
+    plan.unpacked_room = tiles;
+    plan.scratch_floats =
+        (abi::kScratchCounterBytes + tiles * unpacked_tile_bytes()) / sizeof(float);
     return plan;
   }
   abi::AttentionPlan many_rows(uint64_t splits) const {

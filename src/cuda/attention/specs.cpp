@@ -55,11 +55,9 @@ std::span<const uint64_t> attention_rows_specs() {
       for (const KvFormat v : kv_formats()) {
         for (const uint32_t dim : {64, 80, 96, 112, 128, 160, 192, 256}) {
           for (const uint32_t gpu : {0u, 1u, 2u, 3u, 4u, 5u, kManyRowsUnpack, kManyRowsUnpacked}) {
-            abi::AttentionRowsSpec spec =
-                abi::attention_rows_spec(static_cast<uint32_t>(k), static_cast<uint32_t>(v), dim,
-                                         dim == 192 ? 128 : dim, gpu);
-            if (gpu == kManyRowsUnpacked) spec.ahead = kManyRowsUnpack;
-            specs.push_back(spec_key(spec));
+            specs.push_back(spec_key(abi::attention_rows_spec(static_cast<uint32_t>(k),
+                                                              static_cast<uint32_t>(v), dim,
+                                                              dim == 192 ? 128 : dim, gpu)));
           }
         }
       }

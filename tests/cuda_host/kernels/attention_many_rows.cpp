@@ -26,8 +26,9 @@ GYRE_HOST_KERNELS(
     ROWS(21u, 21u, 256u, 256u, 7u), ROWS(21u, 21u, 128u, 128u, 7u), UNPACK(16u, 16u, 128u, 128u),
     UNPACK(17u, 17u, 128u, 128u), UNPACK(18u, 18u, 64u, 64u), UNPACK(18u, 18u, 128u, 128u),
     UNPACK(18u, 18u, 256u, 256u), UNPACK(18u, 21u, 128u, 128u), UNPACK(19u, 19u, 128u, 128u),
-    UNPACK(20u, 20u, 128u, 128u), UNPACK(21u, 21u, 64u, 64u), UNPACK(21u, 21u, 128u, 128u),
-    DRAFTS(16u, 16u, 64u, 64u, 2u), DRAFTS(18u, 18u, 64u, 64u, 1u), DRAFTS(18u, 18u, 64u, 64u, 2u),
+    UNPACK(20u, 20u, 128u, 128u), UNPACK(21u, 18u, 64u, 64u), UNPACK(21u, 21u, 64u, 64u),
+    UNPACK(21u, 21u, 128u, 128u), DRAFTS(16u, 16u, 64u, 64u, 2u), DRAFTS(18u, 18u, 64u, 64u, 1u),
+    DRAFTS(18u, 18u, 64u, 64u, 2u), DRAFTS(18u, 18u, 128u, 128u, 2u),
     DRAFTS(20u, 20u, 64u, 256u, 1u), DRAFTS(21u, 17u, 64u, 64u, 2u), DRAFTS(21u, 18u, 64u, 64u, 1u),
     DRAFTS(21u, 20u, 64u, 64u, 2u), DRAFTS(21u, 21u, 128u, 128u, 1u),
     DRAFTS(21u, 21u, 128u, 128u, 2u))

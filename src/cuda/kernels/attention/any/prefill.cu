@@ -104,7 +104,9 @@ __global__ void __launch_bounds__(512, 1)
       problem.tile_rows = layout.rows, problem.stage_keys = layout.stage_keys;
       problem.count = tiles * params.splits * params.kv_heads;
       problem.index = blockIdx.x;
+      if (params.table.page_tokens != 0) problem.count = ~uint64_t{0};  // find_batch_tile counts
       problem.entries = nullptr, problem.first_token = problem.base_tile = 0;
+      problem.of_sequence = {};
     }
   } else if (threadIdx.x == kWarp) {
     problem.params = params;

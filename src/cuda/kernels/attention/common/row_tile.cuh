@@ -33,6 +33,14 @@ struct RowTile {
   // walk's position 0. Without: none, and 0.
   const uint32_t* entries;
   uint64_t sequence, first_token, base_tile;
+  // Its work tiles are numbers [begin, begin + count). `rows`, of a KV head: 0 until
+  // place_sequence.
+  struct OfSequence {
+    uint64_t begin, count, rows;
+    uint32_t is_valid;
+  } of_sequence;
+  // What find_unpacked_end returns; in unpacked tiles, where this sequence's tile 0 would lie.
+  uint64_t unpacked_end, unpacked_at;
 
   // A KV head has less than 2^32 rows: more queries than fit into any memory.
   uint64_t token(uint32_t row) const {
@@ -71,20 +79,24 @@ struct RowTile {
   }
 };
 
-// Entries are device data: one that is no page is not used, and shows in the rows.
-inline RowTile::TileAt RowTile::page_tile(uint64_t tile) const {
-  const abi::KvTable& table = params.table;
-  const uint64_t page_tiles = table.page_tokens / abi::kKvTile, at = base_tile + tile;
+// Tile `at` of a sequence in pages. Entries are device data: one that is no page is not used, and
+// shows in the rows.
+inline RowTile::TileAt page_tile_at(const abi::KvTable& table, const uint32_t* entries, uint64_t at,
+                                    bool& is_page) {
+  const uint64_t page_tiles = table.page_tokens / abi::kKvTile;
   // Tiles and entries have less than 2^32 either.
   const uint64_t nth = static_cast<uint32_t>(at) / static_cast<uint32_t>(page_tiles);
   const uint64_t entry =
       table.ring_entries == 0 ? nth : static_cast<uint32_t>(nth) % table.ring_entries;
-  uint64_t page = entries[entry];
-  if (page >= table.pages) {
-    atomicOr(&invalid, 1u);
-    page = 0;
-  }
-  return {page * table.page_stride, at - nth * page_tiles};
+  const uint64_t page = entries[entry];
+  is_page = page < table.pages;
+  return {is_page ? page * table.page_stride : 0, at - nth * page_tiles};
+}
+inline RowTile::TileAt RowTile::page_tile(uint64_t tile) const {
+  bool is_page = true;
+  const TileAt at = page_tile_at(params.table, entries, base_tile + tile, is_page);
+  if (!is_page) atomicOr(&invalid, 1u);
+  return at;
 }
 
 inline void place_head(RowTile& problem, const Args& args) {

@@ -33,6 +33,8 @@ inline void start_block(ManyRowsState& state, const abi::AttentionParams& params
   tile.count = divide(rows + tile.tile_rows - 1, tile.tile_rows) * params.splits * params.kv_heads;
   tile.index = blockIdx.x;
   tile.entries = nullptr, tile.first_token = tile.base_tile = 0;
+  tile.of_sequence = {};
+  if (batch) tile.count = ~uint64_t{0};  // find_batch_tile counts them
   state.states = state.older = 0;
   state.table_k[0] = state.table_k[1] = level_table<T::kK, true>();
   state.table_v[0] = state.table_v[1] = level_table<T::kV, true>();
@@ -53,6 +55,9 @@ inline void start_tile(ManyRowsState& state, const Args& args) {
 // The work tiles of a block, one after the other; all threads of a role, until no tile is left.
 template <class T, bool kConsumers, class Role>
 inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& role) {
+  constexpr BatchPart kPart = T::kUnpacked      ? BatchPart::unpacked
+                              : T::kTakesOthers ? BatchPart::others
+                                                : BatchPart::all;
   RowTile& tile = state.tile;
   if constexpr (T::kTakesRuns) {
     if (tile.params.schedule_key != 0) {
@@ -60,8 +65,13 @@ inline void for_each_tile(ManyRowsState& state, const Args& args, const Role& ro
       return;
     }
   }
+  if (kPart != BatchPart::all && tile.paged() && tile.params.unpacked_room != 0) {
+    const uint64_t end = find_unpacked_end(tile.params, args, T::kRows, T::kKeys, state.of_warps);
+    if (threadIdx.x == 0) tile.unpacked_end = end;
+    __syncthreads();
+  }
   while (true) {
-    if (tile.paged()) find_batch_tile(tile, args, state.of_warps);
+    if (tile.paged()) find_batch_tile<kPart>(tile, args, state.of_warps);
     if (tile.index >= tile.count) return;
     if (kConsumers && threadIdx.x == 0) start_tile<T>(state, args);
     __syncthreads();

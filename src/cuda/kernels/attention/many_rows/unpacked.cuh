@@ -2,7 +2,8 @@
 // Attention of many rows: operands of levels that a command writes to scratch memory ahead of the
 // one that attends. Tiles lie in the order in which they are walked, those of a ring's end before
 // those of its beginning, and hold what the cache's tiles hold: a walk has the same positions, so a
-// row has the same bits as over the cache. Tiles are eight rows, as in the operands.
+// row has the same bits as over the cache. Tiles are eight rows, as in the operands. Sequences of a
+// batch lie one behind the other, in whole stages, as long as there is room.
 #include "abi/attention.h"
 #include "cuda/kernels/attention/common/formats.cuh"
 
@@ -34,9 +35,9 @@ constexpr uint64_t unpacked_tiles(uint64_t capacity, uint64_t keys, uint32_t sta
 constexpr uint64_t unpacked_head_bytes(uint64_t tiles, uint32_t k_dim, uint32_t v_dim) {
   return tiles * (uint64_t{k_dim + v_dim} * abi::kKvTile * 2 + 2 * kScaleTileBytes);
 }
-inline uint64_t unpacked_tiles(const abi::AttentionParams& p, uint32_t stage_keys) {
-  const uint64_t keys = p.used_splits == 0 ? p.capacity : p.end_key - p.first_key;
-  return unpacked_tiles(p.capacity, keys, stage_keys);
+// Those of a sequence in pages.
+constexpr uint64_t unpacked_page_tiles(uint64_t keys, uint32_t stage_keys) {
+  return ((keys + stage_keys - 1) / stage_keys + 1) * (stage_keys / abi::kKvTile);
 }
 
 }  // namespace gyre::cuda

@@ -27,10 +27,11 @@ struct UnpackedWalk {
 // Where tile `at`, which may be in front, of a KV head lies.
 inline UnpackedTiles unpacked_tiles_at(const abi::AttentionParams& p, uint64_t partial,
                                        uint64_t kv_head, int64_t at, uint32_t stage_keys) {
-  const uint64_t tiles = unpacked_tiles(p, stage_keys);
+  const uint64_t tiles = p.unpacked_room;
+  const uint32_t front = p.table.page_tokens != 0 ? 0 : unpacked_front(stage_keys);
   const uint64_t k_bytes = uint64_t{p.k.head_dim} * abi::kKvTile * 2,
                  v_bytes = uint64_t{p.v.head_dim} * abi::kKvTile * 2;
-  const auto nth = static_cast<uint64_t>(at + unpacked_front(stage_keys));
+  const auto nth = static_cast<uint64_t>(at + front);
   const uint64_t k = partial + abi::kScratchCounterBytes +
                      kv_head * unpacked_head_bytes(tiles, p.k.head_dim, p.v.head_dim);
   const uint64_t v = k + tiles * k_bytes, scales = v + tiles * v_bytes;
@@ -41,6 +42,10 @@ inline UnpackedTiles unpacked_tiles_at(const abi::AttentionParams& p, uint64_t p
 // Where the first tile of a work tile's walk lies.
 inline UnpackedTiles unpacked_tiles_of(const RowTile& tile, uint64_t partial) {
   const abi::AttentionParams& p = tile.params;
+  if (tile.paged())
+    return unpacked_tiles_at(p, partial, tile.kv_head,
+                             static_cast<int64_t>(tile.unpacked_at + tile.base_tile),
+                             tile.stage_keys);
   const UnpackedWalk all(p, tile.stage_keys);
   const auto rings = static_cast<int64_t>((p.capacity + abi::kKvTile - 1) / abi::kKvTile);
   const int64_t slot = static_cast<int64_t>(all.slot) + tile.walk_key - all.first;
