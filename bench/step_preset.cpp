@@ -18,8 +18,7 @@ std::span<const StepPreset> step_presets() {
   static const std::vector<StepPreset> kPresets = {
       {"llama-3.1-8b@h200", "llama-3.1-8b", 4.7, 21.3, 4200, 3000, 112 << 10,
        "from what was measured: tokens per second of vLLM 0.33 in bf16, less the time of "
-       "attention, "
-       "and the rate at which attention reads"},
+       "attention, and the rate at which attention reads"},
       {"llama-3.1-70b@4xh200", "llama-3.1-70b", 9.5, 62, 16800, 12000, 384 << 10,
        "estimated: bf16 weights at the copy bandwidth of 3959 GB/s and products at 60 % of "
        "989 Tflop/s, split over 4 GPUs with 0.5 ms for messages; KV rates measured on one"},

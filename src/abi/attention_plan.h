@@ -61,8 +61,8 @@ struct AttentionSchedulePlan {
 
 struct AttentionPlan {
   uint64_t spec;  // the kernel's pipeline key
-  // Those of the kernel's commands over the same arguments that go ahead of it and behind it; 0:
-  // none does.
+  // Commands of the same kernel over the same arguments, ahead of it and behind it: their keys; 0:
+  // there is none.
   uint64_t ahead, behind;
   uint64_t splits;          // of the keys, at least 1
   uint64_t scratch_floats;  // of the argument `partial`, zeros when new; 0: no argument

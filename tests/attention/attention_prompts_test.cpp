@@ -173,7 +173,7 @@ TEST(AttentionPrompts, BitsDoNotDependOnChunksOrWhoUnpacks) {
   }
 }
 
-// Of a batch, sequences are unpacked ahead from the first on, as long as there is room.
+// Alone, each sequence with many keys is unpacked ahead; in these batches not all have room.
 TEST(AttentionPrompts, BitsDoNotDependOnTheRoomOfABatch) {
   for (const auto& [format, page_tokens, window] :
        {std::tuple{KvFormat::tq4, uint64_t{16}, uint64_t{0}}, {KvFormat::tq8, 24, 500}}) {

@@ -38,13 +38,13 @@ struct UnpackState {
   UnpackedTiles to;                   // of the KV head's first tile
   uint64_t k, v, k_scales, v_scales;  // of the KV head
   uint64_t of_warps[kUnpackThreads / kWarp];
-  // Of two groups of tiles in turn: sources, and what levels are multiplied by, as f16.
+  // Sources of two groups of tiles in turn, and what levels are multiplied by, as f16.
   UnpackSource sources[2][kUnpackTiles];
   uint32_t k_factors[2][kUnpackKeys];  // in both halves of a word
   alignas(16) uint16_t v_factors[2][kUnpackKeys];
 
   bool paged() const { return params.table.page_tokens != 0; }
-  // Of tile `at` of the operands.
+  // Where tile `at` of the operands comes from.
   UnpackSource source(int64_t at) const {
     if (!paged()) {
       const auto nth = static_cast<uint64_t>(at);

@@ -35,7 +35,7 @@ constexpr uint64_t unpacked_tiles(uint64_t capacity, uint64_t keys, uint32_t sta
 constexpr uint64_t unpacked_head_bytes(uint64_t tiles, uint32_t k_dim, uint32_t v_dim) {
   return tiles * (uint64_t{k_dim + v_dim} * abi::kKvTile * 2 + 2 * kScaleTileBytes);
 }
-// Those of a sequence in pages.
+// Tiles of a sequence in pages, at most.
 constexpr uint64_t unpacked_page_tiles(uint64_t keys, uint32_t stage_keys) {
   return ((keys + stage_keys - 1) / stage_keys + 1) * (stage_keys / abi::kKvTile);
 }
