@@ -65,7 +65,7 @@ inline SequenceSpan sequence_span(const abi::AttentionParams& p, const Args& arg
 
 // Sequences that a command ahead unpacks lie one behind the other in its tiles, and end before the
 // one that this returns; 0: none is. They are the first ones that have room for all their keys, if
-// that pays. If all multiprocessors have work, unpacking a key costs what four work tiles gain by
+// that pays. If all multiprocessors have work, unpacking a key costs what 11 / 3 work tiles gain by
 // it. If few heads have work, the longest walk takes the time, and it always pays. A row has the
 // same bits either way. For all threads together.
 inline uint64_t find_unpacked_end(const abi::AttentionParams& p, const Args& args,
@@ -89,7 +89,7 @@ inline uint64_t find_unpacked_end(const abi::AttentionParams& p, const Args& arg
     add(tiles, count), add(walked, count * row_tiles);
     add(work_tiles, row_tiles * p.kv_heads), add(heads, p.kv_heads);
   }
-  const bool pays = heads <= kFewHeads || walked >= 4 * tiles;
+  const bool pays = heads <= kFewHeads || 3 * walked >= 11 * tiles;
   return pays && (tiles == all || work_tiles >= p.unpacked_work) ? tiles + 1 : 0;
 }
 

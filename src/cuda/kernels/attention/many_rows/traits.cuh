@@ -17,13 +17,16 @@ template <uint32_t kKFormat, uint32_t kVFormat, uint32_t kKDim_, uint32_t kVDim_
 struct ManyRows {
   static constexpr uint32_t kK = kKFormat, kV = kVFormat, kKDim = kKDim_, kVDim = kVDim_;
   static constexpr bool kUnpacked = kGpu == kManyRowsUnpacked;  // by a command ahead
-  static constexpr ManyRowsLayout kLayout = many_rows_layout(kK, kV, kKDim, kVDim, kGpu),
-                                  kOther =
-                                      many_rows_layout(kK, kV, kKDim, kVDim, kManyRowsUnpacked);
-  static_assert(kLayout.slots != 0);
   // Whether some of a batch may be unpacked for another command, which has the same tiles.
-  static constexpr bool kTakesOthers = kGpu == kManyRowsHopper && kOther.slots != 0;
-  static_assert(!kTakesOthers || (kLayout.keys == kOther.keys && kLayout.rows() == kOther.rows()));
+  static constexpr bool kTakesOthers =
+      kGpu == kManyRowsHopper &&
+      many_rows_layout(kKFormat, kVFormat, kKDim_, kVDim_, kManyRowsUnpacked).slots != 0;
+  static constexpr ManyRowsLayout kLayout = many_rows_layout(kK, kV, kKDim, kVDim, kGpu);
+  static_assert(kLayout.slots != 0);
+  static_assert(!kTakesOthers ||
+                (kLayout.keys == many_rows_layout(kK, kV, kKDim, kVDim, kManyRowsUnpacked).keys &&
+                 kLayout.rows() ==
+                     many_rows_layout(kK, kV, kKDim, kVDim, kManyRowsUnpacked).rows()));
   static constexpr bool kLevelsK = abi::kv_is_native(kK), kLevelsV = abi::kv_is_native(kV);
   // What the MMAs multiply: levels are f16, and so are queries and weights then.
   static constexpr bool kBf16K = kK == kFormatBf16, kBf16V = kV == kFormatBf16;
