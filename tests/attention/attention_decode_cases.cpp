@@ -103,11 +103,10 @@ struct Variant {
   uint64_t value_dim = 0;  // 0: dim
 };
 
-// `i` walks through rows, lengths and options.
-void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
+// `i` walks through lengths and options.
+void add_case(const Variant& variant, const Rows& rows, size_t i, std::vector<OpCase>& cases) {
   const auto [k, v, dim, block, mode, value_dim] = variant;
   AttentionOpCase c{.k = k, .v = v};
-  const Rows rows = rows_of(block, c.v, i);
   c.k_dim = dim, c.v_dim = value_dim != 0 ? value_dim : dim;
   c.tokens = rows.tokens;
   set_keys(mode, i, c);
@@ -124,6 +123,9 @@ void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
            (c.alibi_slopes ? ", slopes" : "") + (c.sink_logits ? ", sinks" : "") +
            (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
   cases.push_back(make_case(c));
+}
+void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
+  add_case(variant, rows_of(variant.rows, variant.v, i), i, cases);
 }
 
 constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
@@ -171,18 +173,37 @@ void add_formats(std::vector<OpCase>& cases) {
   }
 }
 
+// More rows over levels than one block takes.
+void add_blocks_of_rows(bool partial, std::vector<OpCase>& cases) {
+  constexpr Rows kManyRows[] = {{5, 4}, {16, 4}, {9, 3}, {21, 3}, {17, 1}, {4, 8}};
+  constexpr Mode kModes[] = {Mode::whole, Mode::partial, Mode::merged, Mode::pair, Mode::cluster};
+  const std::vector<KvFormat> formats = formats_of(FormatClass::levels);
+  size_t i = 2000;
+  for (const uint64_t dim : {64, 80, 128, 256}) {
+    for (const Mode mode : kModes) {
+      const Rows& rows = kManyRows[i % (dim == 256 ? 1 : std::size(kManyRows))];
+      const Variant variant{formats[i % formats.size()], formats[i / 2 % formats.size()], dim, 16,
+                            mode};
+      if ((mode == Mode::partial) == partial) add_case(variant, rows, i, cases);
+      ++i;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<OpCase> attention_decode_cases() {
   std::vector<OpCase> cases;
   add_classes(false, cases);
   add_formats(cases);
+  add_blocks_of_rows(false, cases);
   return cases;
 }
 
 std::vector<OpCase> attention_decode_partial_cases() {
   std::vector<OpCase> cases;
   add_classes(true, cases);
+  add_blocks_of_rows(true, cases);
   return cases;
 }
 

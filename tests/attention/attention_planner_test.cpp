@@ -83,7 +83,14 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.heads = 128}, kRows16);
   expect({.heads = 136}, kManyRows);  // 17 rows
   expect({.formats = "tq4", .tokens = 4}, kRows16);
-  expect({.formats = "tq4", .tokens = 5}, kManyRows);  // 20 rows
+  // Over levels up to 64 rows, if six blocks hold them or no other kernel for many rows takes them.
+  for (const uint64_t tokens : {5, 16}) expect({.formats = "tq4", .tokens = tokens}, kRows16);
+  expect({.formats = "tq4", .tokens = 17}, kManyRows);
+  expect({.head_dim = 256, .formats = "tq4", .tokens = 12}, kRows8);
+  expect({.head_dim = 256, .formats = "tq4", .tokens = 13}, kManyRows);
+  expect({.head_dim = 80, .formats = "tq3", .tokens = 16}, kRows16);
+  expect({.head_dim = 80, .formats = "tq3", .tokens = 17}, kAnyShape);
+  expect({.formats = "f16+tq4", .tokens = 5}, kManyRows);
   expect({.formats = "f16+tq4", .tokens = 4}, kRows16);
   expect({.tokens = 2},
          kManyRows);  // 16-bit values, which may be NaN, and rows that see different keys
@@ -110,7 +117,7 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
     EXPECT_EQ(kernel_of(h200, p), kernel) << p.tokens << " tokens, " << p.formats;
   };
   for (const uint64_t tokens : {8, 16}) {
-    expect({.keys = 32768, .formats = "tq4", .tokens = tokens}, kManyRows);
+    expect({.keys = 32768, .formats = "tq4+f16", .tokens = tokens}, kManyRows);
     EXPECT_EQ(h200.plan().reduce, abi::AttentionReduce::separate);
   }
   for (const uint64_t tokens : {17, 512})
@@ -130,7 +137,7 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
     for (const char* formats : {"tq4", "tq8", "tq4+tq8", "tq2"})
       expect_ahead({.keys = keys, .formats = formats, .tokens = 17}, true);
     expect_ahead({.keys = keys, .formats = "f16", .tokens = 17}, false);
-    expect_ahead({.keys = keys, .formats = "tq4", .tokens = 16}, false);  // split
+    expect_ahead({.keys = keys, .formats = "tq4+f16", .tokens = 16}, false);  // split
   }
   expect_ahead({.keys = 255, .formats = "tq4", .tokens = 17}, false);
   expect_ahead({.keys = 262144, .formats = "tq4", .tokens = 17}, false);
@@ -145,8 +152,8 @@ TEST(CudaPlanner, WhatAttentionManyRowsTakes) {
   // What no operand holds: f32, bf16 keys by f16 queries, several scales to a row.
   for (const char* formats : {"f32", "f16+f32", "bf16", "mlx_native4"})
     expect({.formats = formats, .tokens = 5}, kAnyShape);
-  expect({.head_dim = 96, .formats = "tq4", .tokens = 5}, kAnyShape);
-  expect({.head_dim = 64, .formats = "tq3", .tokens = 5}, kAnyShape);
+  expect({.head_dim = 96, .formats = "tq4", .tokens = 17}, kAnyShape);
+  expect({.head_dim = 64, .formats = "tq3", .tokens = 17}, kAnyShape);
 }
 
 // The caller says how many splits, and gets their states: no clusters, no pairs.
@@ -371,8 +378,10 @@ TEST(CudaPlanner, DegenerateLimits) {
   CudaPlans h200(kH200);
   EXPECT_EQ(h200.of({.keys = 0}), "many rows, 1 splits");
   EXPECT_EQ(h200.of({.keys = 1}), "decode 8 rows, 1 splits");
-  // More KV heads than there are counters for: no splits, whose states need one for each row.
-  EXPECT_EQ(h200.of({.heads = 270, .kv_heads = 270, .keys = 65536, .formats = "tq4"}),
+  // More rows than there are counters for: no splits, whose states need one for each.
+  EXPECT_EQ(h200.of({.heads = 20, .kv_heads = 20, .keys = 65536, .formats = "tq4"}),
+            "decode 4 rows, 6 splits, in kernel");
+  EXPECT_EQ(h200.of({.heads = 4100, .kv_heads = 4100, .keys = 65536, .formats = "tq4"}),
             "decode 4 rows, 1 splits");
 }
 

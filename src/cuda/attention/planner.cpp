@@ -57,7 +57,7 @@ class Planner {
     if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
-    if (!decode) return takes_many_rows() ? linear_rows(many_rows_splits()) : any_shape();
+    if (!decode || !pays(*decode)) return takes_many_rows() ? linear_rows(many_rows_splits()) : any_shape();
     if (p_.states != 0)
       return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
                   AttentionReduce::none);
@@ -254,13 +254,21 @@ class Planner {
   }
 
   // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
-  // from some rows would show in them.
+  // from some rows would show in them. Over levels it takes more, in several blocks.
   bool takes_few_rows() const {
     constexpr uint64_t kMaxHeads = 65535, kMaxKeys = uint64_t{1} << 30;
-    return rows_ <= kDecodeRows && p_.tree_mask == 0 &&
+    const bool levels = abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
+    return rows_ <= (levels ? kGroupRows : kDecodeRows) && p_.tree_mask == 0 &&
            (p_.tokens == 1 || abi::kv_is_compressed(p_.v.format)) && p_.kv_heads <= kMaxHeads &&
            p_.capacity != 0 && p_.capacity <= kMaxKeys && p_.addresses % 16 == 0 &&
            copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+  }
+
+  // Whether up to 64 rows that a block does not hold are faster in several blocks than in one of
+  // attention_many_rows: four take 0.91 of its time at head_dim 128, three 0.43 at 256.
+  bool pays(const abi::AttentionDecodeSpec& decode) const {
+    constexpr uint64_t kMostTiles = 6;
+    return ceil_div(rows_, decode.rows) <= kMostTiles || !takes_many_rows();
   }
 
   // Keys that a warp takes at a time, over pages.
@@ -326,7 +334,7 @@ class Planner {
   // of splits that leaves the fewest idle in the last wave, if that is a tenth better.
   uint64_t decode_splits(const abi::AttentionDecodeSpec& decode) const {
     constexpr uint64_t kMaxSplits = 8;
-    if (p_.states == 0 && p_.kv_heads * kDecodeRows > kDecodeCounters) return 1;
+    if (p_.states == 0 && p_.tokens * p_.heads > kDecodeCounters) return 1;
     const uint64_t blocks = std::max<uint64_t>(limits_.multiprocessors, 1);
     const uint64_t tiles = row_tiles(decode);
     const uint64_t max_splits = std::max<uint64_t>(ceil_div(p_.keys, kFewestKeys), 1);

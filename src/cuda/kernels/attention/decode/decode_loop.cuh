@@ -47,7 +47,7 @@ class QueryLoads {
   void finish(const Args& args, BlockState& state, unsigned char* shared) {
     auto* const staging = reinterpret_cast<float*>(shared + Traits::kLayout.staging);
     unsigned char* const operands = shared + Traits::kLayout.queries;
-    const bool masks = !problem_.plain_logits || !problem_.uniform_mask;
+    const bool masks = !problem_.plain_logits || problem_.common.all == 0;
     for (uint32_t i = warp_; i < Traits::kRows * kParts; i += warps_) {
       const uint32_t r = i / kParts, part = i % kParts;
       float* const row = staging + r * Traits::kQueryDim;
@@ -106,7 +106,7 @@ struct WarpLoop {
   LaneOffsets<Traits> offsets;
   LaneWeights lane;
   uint32_t until_check = kStagesToCheck;
-  bool masks, masked = false;  // of all stages; of the one at hand
+  bool masks, masked = false;  // of all stages, whoever sees them; of the one at hand
 
   WarpLoop(const abi::AttentionParams& params, const DecodeProblem& of, const BlockState& block,
            unsigned char* memory, uint32_t index)
@@ -131,7 +131,7 @@ struct WarpLoop {
                                          : load_table<Traits::kV, Traits::kManyRows>(levels_v)),
         offsets(lane_offsets<Traits>()),
         lane(lane_weights()),
-        masks(!of.plain_logits || !of.uniform_mask) {}
+        masks(!of.plain_logits) {}
 
   // Logits of a stage, in base 2, spread as the MMA over V wants them. `index` counts the warp's
   // stages, `begin` is the stage's first position.
@@ -145,7 +145,7 @@ struct WarpLoop {
       score<Traits>(table_k, queries, stage, offsets, between, s);
       transpose_scores<Traits>(s, transpose, x);
     }
-    masked = masks || !problem.walk.whole(begin);
+    masked = masks || !problem.walk.whole(begin) || !problem.seen_by_all(begin);
     if (masked) mask_scores<Traits>(p, problem, mask, begin, x);
   }
 

@@ -63,7 +63,7 @@ class PagedBlock {
     const uint32_t count = header.x == p_.schedule_key && header.y == gridDim.x ? header.w : 0;
     for (uint32_t done = 0; done < count; done += slots) {
       if (done != 0) __syncthreads();
-      init_barriers(done != 0);
+      init_barriers(slots, done != 0);
       const uint32_t left = count - done, here = left < slots ? left : slots;
       if (done != 0)
         copy_runs(abi::schedule_runs_at(gridDim.x) + uint64_t{header.z + done} * abi::kRunWords,
@@ -73,6 +73,7 @@ class PagedBlock {
       if (left <= slots) pdl_launch_dependents();
       __syncthreads();
       merge_items();
+      write_items();
     }
     if (!waited_) pdl_wait();
   }
@@ -96,13 +97,22 @@ class PagedBlock {
     return slot(run) + kLayout.slot.item + (slice() * Set::kSets + set) * Set::kSetBytes;
   }
 
-  void init_barriers(bool again) {
+  // A split's set is folded when the one before it is: barriers of splits modulo kTurns.
+  PhaseBarrier* turns(uint32_t run, uint32_t set) const {
+    return reinterpret_cast<PhaseBarrier*>(slot(run) + kLayout.slot.turns) +
+           (slice() * Set::kSets + set) * kTurns;
+  }
+
+  void init_barriers(uint32_t slots, bool again) {
     const auto init = [again](PhaseBarrier* barrier, uint32_t count) {
       if (again) invalidate_barrier(barrier);
       init_barrier(barrier, count);
     };
-    for (uint32_t i = threadIdx.x; i < kMaxItemSlots * kPerKey * kTurns; i += blockDim.x)
-      init(&state_.turn[i / kTurns / kPerKey][i / kTurns % kPerKey][i % kTurns], kWarpArrivals);
+    static_assert(sizeof(PhaseBarrier) == kBarrierBytes);
+    constexpr uint32_t kOfSlot = kPerKey * Set::kSets * kTurns;
+    for (uint32_t i = threadIdx.x; i < slots * kOfSlot; i += blockDim.x)
+      init(reinterpret_cast<PhaseBarrier*>(slot(i / kOfSlot) + kLayout.slot.turns) + i % kOfSlot,
+           kWarpArrivals);
     if (threadIdx.x < kMaxItemSlots) init(&state_.ready[threadIdx.x], kRows * kWarpArrivals);
   }
 
@@ -123,7 +133,8 @@ class PagedBlock {
     static_assert(kMaxItemSlots <= kWarp);
     if (lane() < count) state_.before[lane()] = sum - own;
     if (lane() == kWarp - 1)
-      state_.count = count, state_.splits = sum, state_.next = blockDim.x / (kWarp * kPerKey);
+      state_.count = count, state_.splits = sum, state_.next = blockDim.x / (kWarp * kPerKey),
+      state_.finished = 0;
   }
 
   void wait() { pdl_wait(), waited_ = true; }
@@ -168,10 +179,9 @@ class PagedBlock {
         loop.mask = masks(number);
         problem.rows = run.rows;
       }
-      problem.uniform_mask = split->uniform != 0;
+      problem.common = split->common;
       problem.walk = split_walk(split->skip, split->count, kKeys);
       problem.walk_first = split->base + split->skip - run.begin;
-      loop.masks = !problem.plain_logits || !problem.uniform_mask;
       loop.lane = lane_weights();
       loop.until_check = kStagesToCheck;
       ValueSums<Traits> sums = ValueSums<Traits>::none();
@@ -214,8 +224,11 @@ class PagedBlock {
                     QueryBits<Traits>& bits) {
 #pragma unroll 1
     for (uint32_t i = from; i < end; i += step) {
-      if (i != from) load_row(item + i / kRows, i % kRows, bits);
+      QueryBits<Traits> next;
+      if (i + step < end) load_row(item + (i + step) / kRows, (i + step) % kRows, next);
       make_query(item + i / kRows, i % kRows, bits);
+#pragma unroll
+      for (uint32_t e = 0; e < Traits::kQueryDim / kWarp; ++e) bits[e] = next[e];
     }
   }
 
@@ -257,7 +270,8 @@ class PagedBlock {
     arrive_warp(&state_.ready[number]);
   }
 
-  // Folds a split into its group, a group into its work item: splits wait for those of older keys.
+  // Folds a split into its group, a group into its work item: a set of rows waits for that of the
+  // split before. What does not need it is done ahead.
   void finish_split(uint32_t number, uint32_t nth, bool invalid, const LaneWeights& lane_weights,
                     const ValueSums<Traits>& sums) {
     const abi::AttentionRun& run = state_.runs[number];
@@ -267,47 +281,45 @@ class PagedBlock {
     const bool ends =
         split % abi::kGroupSplits == abi::kGroupSplits - 1 || split + 1 == run.item_end;
     const uint32_t group = split / abi::kGroupSplits - run.item_first / abi::kGroupSplits;
-    PhaseBarrier* const turns = state_.turn[number][slice()];
-    if (nth != 0) wait_for_phase(&turns[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
 #pragma unroll 1
     for (uint32_t set = 0; set < Set::kSets; ++set) {
       Set fold;
-      if (begins) {
-        add_split<true>(fold, lane_weights, sums, set, invalid);
-      } else {
-        fold.get(group_fold(number, set));
-        add_split<false>(fold, lane_weights, sums, set, invalid);
-      }
+      set_of(fold, lane_weights, sums, set, invalid);
+      PhaseBarrier* const turn = turns(number, set);
+      if (nth != 0) wait_for_phase(&turn[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
+      if (!begins) add_behind(group_fold(number, set), fold);
       if (!ends) {
         fold.put(group_fold(number, set));
-        continue;
-      }
-      if (from_first && group != 0) {
-        Set all;
-        all.get(item_fold(number, set));
-        all.add(fold);
-        fold = all;
-      }
-      if (!from_first) {
-        fold.put(state_at(run, group, set));
-      } else if (!last) {
-        fold.put(item_fold(number, set));
-      } else if (run.count == run.item_end - run.item_first) {
-        write_rows(number, set, fold);
       } else {
-        fold.put(state_at(run, 0, set));
+        if (from_first && group != 0) add_behind(item_fold(number, set), fold);
+        if (!from_first) {
+          fold.put(state_at(run, group, set));
+        } else if (!last) {
+          fold.put(item_fold(number, set));
+        } else if (run.count == run.item_end - run.item_first) {
+          finish_set(number, set, fold);
+        } else {
+          fold.put(state_at(run, 0, set));
+        }
       }
+      if (!last) arrive_warp(&turn[nth % kTurns]);
     }
-    if (!last) arrive_warp(&turns[nth % kTurns]);
+  }
+  // `fold` becomes what lies in memory, and it behind that.
+  static void add_behind(const unsigned char* place, Set& fold) {
+    Set all;
+    all.get(place);
+    all.add(fold);
+    fold = all;
   }
   // Sums of a set: an index that the compiler knows keeps them in registers.
-  template <bool kFirst, uint32_t kSet = 0>
-  static void add_split(Set& fold, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
-                        uint32_t set, bool invalid) {
+  template <uint32_t kSet = 0>
+  static void set_of(Set& to, const LaneWeights& lane_weights, const ValueSums<Traits>& sums,
+                     uint32_t set, bool invalid) {
     if (set == kSet) {
-      fold.template add<kFirst>(lane_weights, sums, kSet, invalid);
+      to.set(lane_weights, sums, kSet, invalid);
     } else if constexpr (kSet + 1 < Set::kSets) {
-      add_split<kFirst, kSet + 1>(fold, lane_weights, sums, set, invalid);
+      set_of<kSet + 1>(to, lane_weights, sums, set, invalid);
     }
   }
 
@@ -319,38 +331,50 @@ class PagedBlock {
            uint64_t{group} * kFoldBytes + (slice() * Set::kSets + set) * Set::kSetBytes;
   }
 
-  // The finished rows of a set, out of the rotated domain, by the warps that share its keys.
-  void write_rows(uint32_t number, uint32_t set, const Set& fold) {
-    constexpr uint32_t kParts = Traits::kRowParts, kDim = Traits::kRowDim;
-    const abi::AttentionRun& run = state_.runs[number];
-    const unsigned char* const rows =
-        group_fold(number, set) - slice() * Set::kSets * Set::kSetBytes;
+  // Rows of a work item that has all of its keys, for write_items.
+  void finish_set(uint32_t number, uint32_t set, const Set& fold) {
     __syncwarp();
-    fold.put_rows(group_fold(number, set));
-    if constexpr (kPerKey > 1) {
-      sync_named_barrier<kPerKey>(warp_ / kPerKey);
-    } else {
-      __syncwarp();
-    }
-#pragma unroll 1
-    for (uint32_t i = slice(); i < Set::kSetRows * kParts; i += kPerKey) {
-      const uint32_t r = i / kParts, row = set * Set::kSetRows + r;
-      const SoftmaxState state = fold.row_state(r);
-      if (row >= run.rows) break;
-      float x[kDim / kWarp];
+    fold.put_rows(item_fold(number, set));
+    const bool first = slice() == 0;
 #pragma unroll
-      for (uint32_t c = 0; c < kDim / kWarp; ++c) {
-        const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
-        x[c] = 0;
-        if (c * kWarp < kPerKey * Set::kColumns &&
-            (Set::kColumns % kWarp == 0 || column < Set::kColumns))
-          x[c] = reinterpret_cast<const float*>(
-              rows + of * (Set::kSets * Set::kSetBytes))[r * Set::kPitch + column % Set::kColumns];
-      }
-      RowTarget target = item_row_target<Traits>(p_, run, args_, row);
-      store_row<Traits>(target, p_.partial == abi::kAttentionStates, i % kParts, state, x);
+    for (uint32_t r = 0; r < Set::kSetRows; ++r) {
+      const SoftmaxState state = fold.row_state(r);
+      if (lane() == r && first) row_states(number)[set * Set::kSetRows + r] = state;
     }
-    if constexpr (kPerKey > 1) sync_named_barrier<kPerKey>(warp_ / kPerKey);
+    if (lane() == 0) atomicOr(&state_.finished, 1u << number);
+  }
+  SoftmaxState* row_states(uint32_t run) const {
+    static_assert(sizeof(SoftmaxState) == kStateBytes);
+    return reinterpret_cast<SoftmaxState*>(slot(run) + kLayout.slot.states);
+  }
+  // Finished rows, out of the rotated domain: all warps take some.
+  void write_items() {
+    constexpr uint32_t kParts = Traits::kRowParts, kTasks = kRows * kParts;
+    const uint32_t finished = state_.finished, tasks = state_.count * kTasks;
+#pragma unroll 1
+    for (uint32_t i = warp_; i < tasks; i += blockDim.x / kWarp) {
+      const uint32_t number = i / kTasks, row = i % kTasks / kParts;
+      if ((finished >> number & 1) == 0 || row >= state_.runs[number].rows) continue;
+      write_row(number, row, i % kParts);
+    }
+  }
+  void write_row(uint32_t number, uint32_t row, uint32_t part) {
+    constexpr uint32_t kDim = Traits::kRowDim;
+    const unsigned char* const rows =
+        slot(number) + kLayout.slot.item + row / Set::kSetRows * Set::kSetBytes;
+    float x[kDim / kWarp];
+#pragma unroll
+    for (uint32_t c = 0; c < kDim / kWarp; ++c) {
+      const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
+      x[c] = 0;
+      if (c * kWarp < kPerKey * Set::kColumns &&
+          (Set::kColumns % kWarp == 0 || column < Set::kColumns))
+        x[c] = reinterpret_cast<const float*>(rows + of * (Set::kSets * Set::kSetBytes))
+            [row % Set::kSetRows * Set::kPitch + column % Set::kColumns];
+    }
+    RowTarget target = item_row_target<Traits>(p_, state_.runs[number], args_, row);
+    store_row<Traits>(target, p_.partial == abi::kAttentionStates, part, row_states(number)[row],
+                      x);
   }
 
   // Work items of several blocks: only the first and the last run of those at hand can be of one.
@@ -375,13 +399,14 @@ class PagedBlock {
                           reinterpret_cast<float4*>(slot(number) + kLayout.slot.item), done,
                           of.all);
     __syncthreads();
-    if (done == 0 || warp_ >= kPerKey) return;
+    if (done == 0) return;
 #pragma unroll 1
-    for (uint32_t set = 0; set < Set::kSets; ++set) {
+    for (uint32_t set = warp_ / kPerKey; set < Set::kSets; set += blockDim.x / (kWarp * kPerKey)) {
       Set fold;
       fold.get(item_fold(number, set));
-      write_rows(number, set, fold);
+      finish_set(number, set, fold);
     }
+    __syncthreads();
   }
   const abi::AttentionParams& p_;
   const Args& args_;

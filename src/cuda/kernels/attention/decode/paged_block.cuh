@@ -11,7 +11,7 @@ namespace gyre::cuda {
 struct QueuedSplit {
   uint32_t run, nth;           // which of the run's splits
   uint32_t base, skip, count;  // first slot of the first stage; positions of its keys
-  uint32_t uniform;            // all rows of the work item see the same of these keys
+  CommonKeys common;           // of the work item's rows, counted from the first of these keys
   uint32_t invalid;            // 1: a page that does not exist
   uint32_t stages;             // at least one
 };
@@ -20,29 +20,29 @@ struct PagedState {
   abi::AttentionRun runs[kMaxItemSlots];  // at hand, and their work items' slots
   uint32_t before[kMaxItemSlots];         // splits of the runs before
   QueuedSplit queue[kDecodeMaxWarps][kQueuedSplits];
-  // A work item's queries are there; it is a split's turn.
-  PhaseBarrier ready[kMaxItemSlots];
-  PhaseBarrier turn[kMaxItemSlots][decode_warps_per_key(512)][kTurns];
+  PhaseBarrier ready[kMaxItemSlots];  // a work item's queries are there
   SharedLevelTable table_k, table_v;
   uint32_t stale[kMaxItemSlots];  // 1: the schedule was made with other numbers of the sequence
   uint32_t count, splits, next;   // runs at hand, their splits, the next one that nobody took
   uint32_t merge_groups;          // of the first block's fold; 0: another block merges
+  uint32_t finished;              // bits of the runs at hand whose rows can be written
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
 
 // Keys of a split that some row of the work item sees.
 struct VisibleKeys {
-  uint32_t first, count, uniform;
+  uint32_t first, count;
+  CommonKeys common;
 };
 inline VisibleKeys visible_keys(const abi::AttentionParams& p, const abi::AttentionRun& run,
-                                uint32_t split) {
+                                uint32_t split, uint32_t stage_keys) {
   const uint32_t shift = run.shift_and_valid % 256, begin = split << shift;
   const uint32_t behind = begin + (1u << shift);
   const auto low = static_cast<int32_t>(begin < run.begin ? run.begin : begin);
   const auto high = static_cast<int32_t>(behind < run.end ? behind : run.end);
   // The sequence's bounds are those of its only token.
   if (run.tokens == 1)
-    return {static_cast<uint32_t>(low), high > low ? static_cast<uint32_t>(high - low) : 0, 1};
+    return {static_cast<uint32_t>(low), high > low ? static_cast<uint32_t>(high - low) : 0, {1}};
   const abi::RowMask<int32_t> mask = run_mask(p, run);
   const auto first_token = static_cast<int32_t>(run.first_row / p.group);
   const auto last_token = static_cast<int32_t>((run.first_row + run.rows - 1) / p.group);
@@ -50,8 +50,7 @@ inline VisibleKeys visible_keys(const abi::AttentionParams& p, const abi::Attent
   const DecodeBounds newest = abi::row_bounds<int32_t>(mask, last_token, low, high);
   const uint32_t count =
       newest.end > oldest.begin ? static_cast<uint32_t>(newest.end - oldest.begin) : 0;
-  return {static_cast<uint32_t>(oldest.begin), count,
-          oldest.begin == newest.begin && oldest.end == newest.end ? 1u : 0u};
+  return {static_cast<uint32_t>(oldest.begin), count, CommonKeys::of(oldest, newest, stage_keys)};
 }
 
 // The work item's rows, as far as queries and masks are concerned.
@@ -63,7 +62,7 @@ inline DecodeProblem item_problem(const abi::AttentionParams& p, const Args& arg
   problem.mask = run_mask(p, run);
   problem.first = run.begin;
   const uint32_t last_row = run.first_row + run.rows - 1;
-  problem.uniform_mask = run.first_row / p.group == last_row / p.group;
+  problem.common.all = run.first_row / p.group == last_row / p.group ? 1 : 0;
   problem.plain_logits = p.soft_cap == 0 && args.at[arg_alibi_slopes] == 0;
   return problem;
 }

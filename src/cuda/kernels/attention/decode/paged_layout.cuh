@@ -28,16 +28,21 @@ constexpr uint32_t fold_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
 }
 
 // What a work item needs while it is worked on: queries as operands, the factors of their scores,
-// masks, and the folds of a group and of the work item.
+// masks, states of finished rows, barriers that order the folds of each set of rows, and the folds
+// of a group and of the work item.
 struct ItemSlot {
-  uint32_t factors, masks, group, item, bytes;
+  uint32_t factors, masks, states, turns, group, item, bytes;
 };
-constexpr uint32_t kFactorBytes = 12 * 4 * kDecodeRows, kMaskBytes = 16;
+constexpr uint32_t kFactorBytes = 12 * 4 * kDecodeRows, kMaskBytes = 16, kStateBytes = 8;
+constexpr uint32_t kBarrierBytes = 8;
 constexpr ItemSlot item_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
   ItemSlot a = {};
   a.factors = decode_query_bytes(k, dims.k, rows);
   a.masks = a.factors + kFactorBytes;
-  a.group = round_up(a.masks + rows * kMaskBytes, 128);
+  a.states = a.masks + rows * kMaskBytes;
+  a.turns = a.states + rows * kStateBytes;
+  a.group = round_up(
+      a.turns + decode_warps_per_key(dims) * fold_sets(v, rows) * kTurns * kBarrierBytes, 128);
   a.item = a.group + fold_bytes(v, dims, rows);
   a.bytes = a.item + fold_bytes(v, dims, rows);
   return a;
@@ -61,7 +66,7 @@ struct PagedLayout {
   }
 };
 
-constexpr uint32_t kPagedStateBytes = 14 << 10;
+constexpr uint32_t kPagedStateBytes = 6 << 10;
 constexpr uint32_t PagedLayout::warps_at(uint32_t warps) const {
   return round_up(kPagedStateBytes + 2 * warps * exchange_bytes, 128);
 }

@@ -154,7 +154,7 @@ class SplitLoads {
     while (next_split_ >= state_.before[run_] + state_.runs[run_].count) ++run_;
     const abi::AttentionRun& run = state_.runs[run_];
     const uint32_t nth = next_split_ - state_.before[run_];
-    const VisibleKeys keys = visible_keys(p_, run, run.first + nth);
+    const VisibleKeys keys = visible_keys(p_, run, run.first + nth, kKeys);
     next_.first_key = keys.first, next_.last_key = keys.count == 0 ? 0 : keys.first + keys.count;
     next_.head = run.kv_head * p_.k.codes_head_stride;
     next_.settled = run.length > run.tokens ? run.length - run.tokens : 0;
@@ -165,7 +165,7 @@ class SplitLoads {
     left_ = keys.count == 0 ? 1 : stages;
     if (lane() == 0)
       state_.queue[warp_][queued_ % kQueuedSplits] = {
-          run_, nth, base, keys.first - base, keys.count, keys.uniform, 0, left_};
+          run_, nth, base, keys.first - base, keys.count, keys.common, 0, left_};
     ++queued_;
     // Warps that share keys take splits in turn, all others whatever comes next.
     if constexpr (kPerKey > 1) {

@@ -115,6 +115,21 @@ inline uint32_t warp_index() { return __shfl_sync(kAll, threadIdx.x / kWarp, 0);
 using DecodeWalk = abi::KvWalk<uint32_t>;
 using DecodeBounds = abi::RowBounds<int32_t>;
 
+// Keys that all rows see, of those that some row sees. Bounds grow with the token: the first token's
+// begin and the last one's end contain all.
+struct CommonKeys {
+  uint32_t all;            // 1: they are the same
+  uint32_t first, starts;  // else a whole stage of them begins at so many keys from `first` on
+
+  static CommonKeys of(const DecodeBounds& oldest, const DecodeBounds& newest,
+                       uint32_t stage_keys) {
+    const int32_t keys = oldest.end - newest.begin, stage = static_cast<int32_t>(stage_keys);
+    return {oldest.begin == newest.begin && oldest.end == newest.end ? 1u : 0u,
+            static_cast<uint32_t>(newest.begin - oldest.begin),
+            keys < stage ? 0 : static_cast<uint32_t>(keys - stage + 1)};
+  }
+};
+
 // Every thread of a block has the same numbers.
 struct DecodeProblem {
   uint32_t kv_head, group;
@@ -122,11 +137,15 @@ struct DecodeProblem {
   abi::RowMask<int32_t> mask;  // length, tokens, window, causal
   uint32_t first;              // oldest key of the split that one of the rows sees
   uint32_t splits;             // that have keys
-  bool uniform_mask;           // all rows see the same keys of the split
+  CommonKeys common;           // of the split
   bool plain_logits;           // no soft cap, no slopes
   DecodeWalk walk;
   uint32_t walk_first;  // of the walk's keys, counted from `first`
 
+  // Whether all rows see all keys of the stage at a position, if the stage is a whole one.
+  bool seen_by_all(uint32_t begin) const {
+    return common.all || walk.key_at(begin) - common.first < common.starts;
+  }
   // Clusters of the KV head that have keys.
   template <uint32_t kCluster>
   uint32_t clusters() const {
@@ -186,12 +205,11 @@ inline void decode_keys_of_split(const abi::AttentionParams& p, const Args& args
   if (splits > 1 && keys.end - first > keys.each) last = first + keys.each;
   problem.mask.window = abi::row_window<int32_t>(p.window);
   problem.mask.causal = p.causal != 0;
-  // Bounds grow with the token: the first token's begin and the last one's end contain all.
   const auto low = static_cast<int32_t>(first), high = static_cast<int32_t>(last);
   const DecodeBounds oldest = abi::row_bounds<int32_t>(problem.mask, 0, low, high);
   const DecodeBounds newest =
       abi::row_bounds<int32_t>(problem.mask, problem.mask.tokens - 1, low, high);
-  problem.uniform_mask = oldest.begin == newest.begin && oldest.end == newest.end;
+  problem.common = CommonKeys::of(oldest, newest, stage_keys);
   problem.first = static_cast<uint32_t>(oldest.begin);
   const uint32_t count =
       newest.end > oldest.begin ? static_cast<uint32_t>(newest.end - oldest.begin) : 0;

@@ -295,7 +295,7 @@ inline float masked_logit(const abi::AttentionParams& p, const DecodeProblem& pr
                           const MaskRow* rows, uint32_t r, uint32_t at, float s) {
   const uint32_t of_walk = problem.walk.key_of(at);
   if (of_walk == DecodeWalk::kNoKey) return minus_infinity();
-  if (problem.plain_logits && problem.uniform_mask) return s;
+  if (problem.plain_logits && problem.common.all != 0) return s;
   const uint32_t key = problem.walk_first + of_walk;
   const MaskRow row = rows[r % problem.rows];
   if (!problem.plain_logits) {

@@ -27,7 +27,7 @@ inline RowTarget row_target(const abi::AttentionParams& p, const DecodeProblem& 
     const uint64_t values = partial + kDecodeCounters * 4;
     target.values = values + row * clusters * kDim * 4;
     target.states = values + (rows * kDim + row * 2) * clusters * 4;
-    target.counter = partial + (problem.kv_head * kDecodeRows + problem.first_row + r) * 4;
+    target.counter = partial + row * 4;
   }
   target.out = args.at[arg_out] + at.token * p.out_token_stride + at.head * p.out_head_stride;
   target.out_dtype = p.out_dtype;

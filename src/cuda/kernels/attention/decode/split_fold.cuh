@@ -50,60 +50,40 @@ struct RowSet {
     }
   }
 
-  // What a warp summed up of a split, alone or behind what is there (kFirst false). `invalid`: a
-  // page that does not exist: rows become NaN.
-  template <bool kFirst>
-  void add(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set,
+  // What a warp summed up of a split. `invalid`: a page that does not exist: rows become NaN.
+  void set(const LaneWeights& lane_weights, const LevelSums<Traits>& from, uint32_t set,
            bool invalid) {
     constexpr uint32_t kBlocks = Traits::kWarpBlocksV;
-    const LevelRow& row = from.row[set];
     const WarpWeights<Traits> weights(lane_weights, from, set);
-    float part_sum = weights.sum;
-    if (invalid) part_sum = __uint_as_float(0x7FC00000u);
-    const float scale = common_scale(from, set);
+    const float scale = common_scale(from, set), weight = inverse_scale(scale);
     typename WarpSums<Traits>::Levels levels[kBlocks];
 #pragma unroll
     for (uint32_t block = 0; block < kBlocks; ++block) {
       const float of = from.fixed[block][set].scale;
       levels[block].set(weights.levels[block], of > 0 ? scale * inverse_scale(of) : 1.0f / of);
     }
-    Factors f = {0, 1};
-    if constexpr (kFirst) {
-      reference[0] = row.reference, sum[0] = part_sum;
-    } else {
-      f = raise(0, row.reference, part_sum);
-    }
-    const float weight = f.part * inverse_scale(scale);
+    reference[0] = from.row[set].reference;
+    sum[0] = invalid ? __uint_as_float(0x7FC00000u) : weights.sum;
 #pragma unroll
     for (uint32_t i = 0; i < kVectors * 4; ++i) {
       const uint32_t at = i / 2;  // 2 span + e / 2
       const float part = levels[from.block_of(at)].whole(from.sums[set][at] + i % 2 * 2);
-      float& to = x[i / 4][i % 4];
-      to = kFirst ? __fmul_rn(part, weight) : fold(to, f.rescale, part, weight);
+      x[i / 4][i % 4] = __fmul_rn(part, weight);
     }
   }
-  template <bool kFirst>
-  void add(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool invalid) {
+  void set(const LaneWeights&, const Float16Sums<Traits>& from, uint32_t set, bool invalid) {
     const FloatRow& row = from.row[set];
     float all = row.sum + __shfl_xor_sync(kAll, row.sum, 1);
     all += __shfl_xor_sync(kAll, all, 2);
     if (invalid) all = __uint_as_float(0x7FC00000u);
     const float2 references = transpose_rows(row.reference), sums = transpose_rows(all);
-    if constexpr (kFirst) {
-      reference[0] = references.x, sum[0] = sums.x;
-      reference[kLaneRows - 1] = references.y, sum[kLaneRows - 1] = sums.y;
-    }
-    Factors f[2] = {{0, 1}, {0, 1}};
-    if constexpr (!kFirst)
-      f[0] = raise(0, references.x, sums.x), f[1] = raise(kLaneRows - 1, references.y, sums.y);
+    reference[0] = references.x, sum[0] = sums.x;
+    reference[kLaneRows - 1] = references.y, sum[kLaneRows - 1] = sums.y;
     const float unit =
         inverse_scale(Traits::kV == kFormatF16 ? power_of_two(kProbabilityUp) : 1.0f);
 #pragma unroll
-    for (uint32_t i = 0; i < kVectors * 4; ++i) {
-      float& to = x[i / 4][i % 4];
-      const float part = from.sums[set][i / 4][i % 4], weight = f[i % 2].part * unit;
-      to = kFirst ? __fmul_rn(part, weight) : fold(to, f[i % 2].rescale, part, weight);
-    }
+    for (uint32_t i = 0; i < kVectors * 4; ++i)
+      x[i / 4][i % 4] = __fmul_rn(from.sums[set][i / 4][i % 4], unit);
   }
 
   // To and from memory: [vector][lane], then the states of the lanes' rows.

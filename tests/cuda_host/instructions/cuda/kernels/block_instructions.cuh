@@ -32,10 +32,13 @@ inline void wait_for_transactions(const TransactionBarrier* barrier) {
 }
 
 // Completes a phase when so many have arrived.
-struct PhaseBarrier {
-  uint32_t count, missing, phase;
+struct PhaseBarrier {  // of 8 bytes, as an mbarrier
+  uint16_t count, missing;
+  uint32_t phase;
 };
-inline void init_barrier(PhaseBarrier* barrier, uint32_t count) { *barrier = {count, count, 0}; }
+inline void init_barrier(PhaseBarrier* barrier, uint32_t count) {
+  *barrier = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0};
+}
 inline void invalidate_barrier(PhaseBarrier*) {}
 inline void arrive(PhaseBarrier* barrier) {
   if (--barrier->missing == 0) barrier->missing = barrier->count, barrier->phase ^= 1;
