@@ -28,11 +28,11 @@ struct RowBounds {
 };
 
 // A window that Int can count with. Larger ones see every key all the same: a 32-bit caller has
-// lengths up to 2^31 - 17 and at most 16 tokens more than keys, a 64-bit one 2^62 of either.
+// at most 2^30 keys and 1024 tokens, a 64-bit one 2^62 of either.
 template <class Int>
 constexpr Int row_window(uint64_t window) {
   constexpr Int kMax =
-      sizeof(Int) == 4 ? Int{0x7FFFFFFF - 16} : static_cast<Int>(uint64_t{1} << 62);
+      sizeof(Int) == 4 ? Int{0x7FFFFFFF - 1024} : static_cast<Int>(uint64_t{1} << 62);
   return window < static_cast<uint64_t>(kMax) ? static_cast<Int>(window) : kMax;
 }
 

@@ -55,8 +55,6 @@ struct AttentionSchedulePlan {
   AttentionCut group;
   uint32_t blocks;  // 0: it reads no schedule
   uint32_t rows;
-  uint32_t by_token;
-  uint32_t unused;
 };
 
 struct AttentionPlan {

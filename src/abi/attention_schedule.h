@@ -38,8 +38,8 @@ struct AttentionScheduleParams {
   uint64_t runs;         // room for this many
   uint32_t blocks;       // of the attention kernel
   uint32_t rows;         // of a work item, at most
-  uint32_t by_token;     // 1: a work item has rows of one token only
   uint32_t key;          // of all numbers that the schedule depends on, see attention_schedule_key
+  uint32_t unused;
 };
 
 // In 32-bit words: for each block {key, blocks, its first run, how many it has}, then the first
@@ -55,31 +55,24 @@ constexpr uint64_t schedule_words(uint64_t blocks, uint64_t runs) {
 }
 
 // Work items of a KV head that `tokens` queries of a sequence make.
-constexpr uint32_t item_count(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token) {
-  if (!by_token) return (tokens * group + rows - 1) / rows;
-  return tokens * ((group + rows - 1) / rows);
+constexpr uint32_t item_count(uint32_t tokens, uint32_t group, uint32_t rows) {
+  return (tokens * group + rows - 1) / rows;
 }
 struct ItemRows {
   uint32_t first, count;
 };
-constexpr ItemRows item_rows(uint32_t tokens, uint32_t group, uint32_t rows, bool by_token,
-                             uint32_t index) {
-  uint32_t first = index * rows, end = tokens * group;
-  if (by_token) {
-    const uint32_t each = (group + rows - 1) / rows, token = index / each;
-    first = token * group + (index - token * each) * rows;
-    end = (token + 1) * group;
-  }
-  return {first, end - first < rows ? end - first : rows};
+constexpr ItemRows item_rows(uint32_t tokens, uint32_t group, uint32_t rows, uint32_t index) {
+  const uint32_t first = index * rows, left = tokens * group - first;
+  return {first, left < rows ? left : rows};
 }
 
 // Runs that the sequences of a phase can have, whatever their numbers say.
 constexpr uint64_t schedule_max_runs(AttentionPhase phase, uint64_t sequences, uint64_t kv_heads,
                                      uint64_t max_query_length, uint32_t group, uint32_t rows,
-                                     bool by_token, uint64_t blocks) {
+                                     uint64_t blocks) {
   const uint64_t fit = phase_max_rows(phase) / group;
   const uint64_t tokens = max_query_length < fit ? max_query_length : fit;
-  const uint32_t items = item_count(static_cast<uint32_t>(tokens), group, rows, by_token);
+  const uint32_t items = item_count(static_cast<uint32_t>(tokens), group, rows);
   return sequences * kv_heads * items + blocks;
 }
 

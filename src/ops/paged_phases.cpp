@@ -27,17 +27,13 @@ std::vector<PhasePlan> plan_by_rows(const Recording& recording, const char* op,
     require_latent_kernel(recording, op, problem, phases.front().plan);
     return phases;
   }
-  // Over values that are not compressed, decode kernels take the rows of one token at a time: a
-  // second token would read all keys again.
-  uint32_t few_rows = abi::phase_max_rows(AttentionPhase::few_rows);
-  if (!abi::kv_is_compressed(problem.v.format) && group < few_rows)
-    few_rows = static_cast<uint32_t>(group);
+  const uint32_t few_rows = abi::phase_max_rows(AttentionPhase::few_rows);
   if (max_rows > few_rows) {
     const bool few = fewest <= few_rows;
     const uint32_t draft_rows = abi::phase_max_rows(AttentionPhase::drafts);
     add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
     if (phases.front().plan.drafts != 0) {
-      if (few) add(abi::phase_of_rows(0, few_rows), AttentionPhase::few_rows);
+      if (few) add(AttentionPhase::few_rows, AttentionPhase::few_rows);
       if (has_prefill || max_rows > draft_rows)
         add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;

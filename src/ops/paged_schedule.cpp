@@ -14,7 +14,6 @@ uint32_t schedule_key(const abi::AttentionScheduleParams& p, const Tensor& tail_
                               p.runs,
                               p.blocks,
                               p.rows,
-                              p.by_token,
                               call.tokens,
                               call.kv_heads,
                               call.group,
@@ -45,10 +44,9 @@ PagedSchedules::PagedSchedules(const std::vector<PhasePlan>& phases,
       p.call = call;
       p.call.phase = phase;
       p.group = wanted.group;
-      p.blocks = wanted.blocks, p.rows = wanted.rows, p.by_token = wanted.by_token;
-      p.runs =
-          abi::schedule_max_runs(phase, bounds.sequences, call.kv_heads, bounds.max_query_length,
-                                 call.group, p.rows, p.by_token != 0, p.blocks);
+      p.blocks = wanted.blocks, p.rows = wanted.rows;
+      p.runs = abi::schedule_max_runs(phase, bounds.sequences, call.kv_heads,
+                                      bounds.max_query_length, call.group, p.rows, p.blocks);
       p.key = schedule_key(p, tail_begin);
     }
     params_.push_back(p);

@@ -168,6 +168,15 @@ TYPED_TEST(AttentionBounds, LargestLengthsAndWindows) {
     EXPECT_EQ(seven.begin, length - 7);
     EXPECT_EQ(seven.end, length);
   }
+  // More tokens than keys, and keys that do not reach the window.
+  for (const Int tokens : {Int{16}, Int{64}, Int{1024}}) {
+    const RowMask<Int> many = {5, tokens, widest, true};
+    for (const Int token : {Int{0}, Int{1}, Int(tokens - 1)}) {
+      const RowBounds<Int> all = row_bounds<Int>(many, token, 0, 5);
+      EXPECT_EQ(all.begin, 0);
+      EXPECT_EQ(all.end, token == tokens - 1 ? 5 : 0) << token << " of " << tokens;
+    }
+  }
   const RowMask<Int> ahead = {0, 16, widest, true};  // more tokens than keys
   EXPECT_EQ(row_position(ahead, Int{0}), -16);
   EXPECT_EQ(row_bounds<Int>(ahead, 0, 0, 0).end, 0);

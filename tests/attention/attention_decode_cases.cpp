@@ -21,8 +21,7 @@ struct Rows {
   uint64_t tokens, group;
 };
 
-// Rows that a block of 4, 8, 12 or 16 takes. Over 16-bit values all rows must have one mask, so
-// that there only cases of one token count.
+// Rows that a block of 4, 8, 12 or 16 takes.
 constexpr Rows kRows[4][7] = {
     {{1, 1}, {1, 3}, {2, 2}, {1, 4}, {4, 1}, {1, 2}, {3, 1}},
     {{1, 6}, {1, 7}, {2, 4}, {1, 8}, {4, 2}, {1, 5}, {2, 3}},
@@ -38,12 +37,9 @@ std::vector<uint64_t> row_blocks(KvFormat v, uint64_t dim) {
   return dim <= 128 ? std::vector<uint64_t>{4, 8, 12, 16} : std::vector<uint64_t>{4, 8};
 }
 
-Rows rows_of(uint64_t block, KvFormat v, size_t index) {
+Rows rows_of(uint64_t block, size_t i) {
   const auto& choice = kRows[block / 4 - 1];
-  for (size_t i = index;; ++i) {
-    const Rows rows = choice[i % std::size(choice)];
-    if (is_levels(v) || rows.tokens == 1) return rows;
-  }
+  return choice[i % std::size(choice)];
 }
 
 // Keys and KV heads for a mode.
@@ -59,8 +55,8 @@ void set_keys(Mode mode, size_t i, AttentionOpCase& c) {
       c.length = 300 * c.splits + 50;  // every warp has keys, some have more than one chunk
       break;
     case Mode::merged:
-      c.kv_heads = 1;
-      c.length = 380;  // three splits of 128
+      c.kv_heads = c.tokens > 4 ? 2 : 1;  // more tokens: several blocks of rows
+      c.length = 380;                     // three splits of 128
       break;
     case Mode::pair:
       c.kv_heads = 1;
@@ -125,7 +121,7 @@ void add_case(const Variant& variant, const Rows& rows, size_t i, std::vector<Op
   cases.push_back(make_case(c));
 }
 void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {
-  add_case(variant, rows_of(variant.rows, variant.v, i), i, cases);
+  add_case(variant, rows_of(variant.rows, i), i, cases);
 }
 
 constexpr FormatClass kClasses[] = {FormatClass::levels, FormatClass::f16, FormatClass::bf16};
@@ -182,10 +178,12 @@ void add_blocks_of_rows(bool partial, std::vector<OpCase>& cases) {
   for (const uint64_t dim : {64, 80, 128, 256}) {
     for (const Mode mode : kModes) {
       const Rows& rows = kManyRows[i % (dim == 256 ? 1 : std::size(kManyRows))];
-      const Variant variant{formats[i % formats.size()], formats[i / 2 % formats.size()], dim, 16,
-                            mode};
-      if ((mode == Mode::partial) == partial) add_case(variant, rows, i, cases);
+      const uint64_t block = dim == 256 ? 8 : 16;
+      const Variant variant{formats[i % formats.size()], formats[i / 2 % formats.size()], dim,
+                            block, mode};
       ++i;
+      if (mode == Mode::cluster || !is_mode_of(mode, block, dim)) continue;  // of one block alone
+      if ((mode == Mode::partial) == partial) add_case(variant, rows, i, cases);
     }
   }
 }

@@ -92,8 +92,9 @@ TEST(CudaPlanner, WhatAttentionDecodeTakes) {
   expect({.head_dim = 80, .formats = "tq3", .tokens = 17}, kAnyShape);
   expect({.formats = "f16+tq4", .tokens = 5}, kManyRows);
   expect({.formats = "f16+tq4", .tokens = 4}, kRows16);
-  expect({.tokens = 2},
-         kManyRows);  // 16-bit values, which may be NaN, and rows that see different keys
+  expect({.tokens = 2}, kRows8);
+  expect({.formats = "tq4+f16", .tokens = 4}, kRows16);
+  expect({.tokens = 5}, kManyRows);
   expect({.formats = "tq4", .tokens = 2, .tree_mask = true}, kManyRows);
   expect({.head_dim = 72}, kAnyShape);
   expect({.head_dim = 96}, kRows8);
@@ -296,7 +297,7 @@ TEST(CudaPlanner, Pages) {
   const auto plan_of = [](const abi::AttentionProblem& p) {
     return cuda::plan_attention(p, kH200);
   };
-  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows, bool by_token) {
+  const auto expect_rows = [&](const abi::AttentionProblem& p, uint32_t rows) {
     const abi::AttentionPlan plan = plan_of(p);
     ASSERT_EQ(plan.kernel, abi::AttentionKernel::attention_decode);
     const auto spec = spec_from_key<abi::AttentionDecodeSpec>(plan.spec);
@@ -306,7 +307,6 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(plan.reduce, abi::AttentionReduce::in_kernel);
     EXPECT_EQ(plan.schedule.blocks, kH200.multiprocessors);
     EXPECT_EQ(plan.schedule.rows, rows);
-    EXPECT_EQ(plan.schedule.by_token, by_token ? 1u : 0u);
     // Whole groups of splits, of a power of two of keys.
     EXPECT_EQ(plan.schedule.group.fewest_keys % abi::kGroupSplits, 0u);
     EXPECT_EQ(std::popcount(plan.schedule.group.fewest_keys), 1);
@@ -320,18 +320,19 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(cuda::name_attention_decode(plan.spec).find("gyre::cuda::attention_decode_paged<"),
               0u);
   };
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4, false);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8, false);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 8, false);
-  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8, false);
-  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 8, true);  // a work item has one token
-  expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 8);
+  expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8);
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 1), 8);
+  expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 16);
+  expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4);
   // Over small formats, blocks of four rows take more keys at a time than larger ones: single
   // tokens have them in every batch.
-  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 1), 4, false);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 512), 4, false);
-  expect_rows(paged_problem(KvFormat::tq3, 32, 128, 2), 4, false);
-  expect_rows(paged_problem(KvFormat::tq4, 64, 64, 512), 16, false);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 1), 4);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 512), 4);
+  expect_rows(paged_problem(KvFormat::tq3, 32, 128, 2), 4);
+  expect_rows(paged_problem(KvFormat::tq4, 64, 64, 512), 16);
   // Pages that a stage does not fit into.
   abi::AttentionProblem small = paged_problem(KvFormat::tq4, 32, 128, 1);
   small.page_tokens = 16;

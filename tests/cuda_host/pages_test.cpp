@@ -1,6 +1,8 @@
 // Attention and writes over pages on the emulated GPU: a row's bits follow from its sequence alone,
 // not from the batch, the pages, the grid or the chunk; a stale schedule shows; what a kernel reads
 // before the command ahead has ended is what that command does not write.
+#include <limits>
+
 #include "cuda_host/emulated_device.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "ops/cache_ops.h"
@@ -26,9 +28,10 @@ TEST(EmulatedPages, BitsDoNotDependOnBatchPagesOrGrid) {
                                                       {KvFormat::f16, KvFormat::f16},
                                                       {KvFormat::tq8, KvFormat::f16}};
   const std::vector<uint64_t> lengths = {1100, 600, 300, 1200, 40, 90, 5};
-  const std::vector<Part> parts = {{0, 1100, 1}, {1, 600, 2},       {2, 300, 1},    {3, 1200, 7},
-                                   {4, 40, 16},  {5, 90, 40, true}, {6, 5, 3, true}};
+  const std::vector<Part> parts = {{0, 1100, 1}, {1, 600, 2}, {2, 300, 4},      {3, 1200, 7},
+                                   {4, 40, 16},  {6, 5, 3},   {5, 90, 40, true}};
   for (const auto& [k, v] : kPairs) {
+    SCOPED_TRACE(std::string(name(k)) + "/" + std::string(name(v)));
     const PagedWorld first(emulated_device(4), shape_for(k, v, 128, 16), 4, lengths);
     const RowBits wanted = first.attend(parts);
     for (const Grid& grid : kGrids) {
@@ -96,6 +99,28 @@ TEST(EmulatedPages, BitsDoNotDependOnTheOtherTokens) {
     for (const auto& [tokens, fewer] : {std::pair<uint64_t, uint64_t>{4, 3}, {8, 5}}) {
       const RowBits all = world.attend({{0, 1500, tokens}});
       EXPECT_EQ(compare(all, world.attend({{0, 1500, fewer}})), fewer);
+    }
+  }
+}
+
+// A weight of 0 meets what newer tokens alone see.
+TEST(EmulatedPages, WhatIsNotFiniteDoesNotReachOlderTokens) {
+  constexpr uint64_t kLength = 700;
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const auto gain = [&](uint64_t position) { return position == kLength - 2 ? bad : 1.0f; };
+    for (const KvFormat v : {KvFormat::f16, KvFormat::tq8}) {
+      for (const KvFormat k : {v, KvFormat::tq8}) {
+        const KvPageShape shape = shape_for(k, v, 128, 64);
+        const PagedWorld plain(emulated_device(4), shape, 4, {kLength}, 1);
+        const PagedWorld world(emulated_device(4), shape, 4, {kLength}, 1, gain);
+        for (const uint64_t tokens : {2u, 3u, 4u}) {
+          const RowBits wanted = plain.attend({{0, kLength, tokens}});
+          for (const auto& [row, bits] : world.attend({{0, kLength, tokens}}))
+            EXPECT_EQ(bits == wanted.at(row), row.second < kLength - 2)
+                << name(k) << "/" << name(v) << " " << bad << " at " << row.second;
+        }
+      }
     }
   }
 }

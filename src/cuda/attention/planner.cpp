@@ -35,12 +35,11 @@ bool copies_16_bytes(const abi::KvCacheLayout& cache) {
          cache.scales_tile_stride < uint64_t{1} << 26;
 }
 
-// That a block may have to do with. In pages they are a sequence's, over 16-bit V a token's.
+// That a block may have to do with. In pages they are a sequence's.
 uint64_t max_rows(const abi::AttentionProblem& p) {
   if (p.sequences == 0) return abi::attention_rows(p);
-  const uint64_t tokens = abi::kv_is_compressed(p.v.format) ? p.max_query_length : 1;
   const uint64_t limit = std::min<uint64_t>(kDecodeRows, abi::phase_max_rows(p.phase));
-  return std::clamp<uint64_t>(tokens * (p.heads / p.kv_heads), 1, limit);
+  return std::clamp<uint64_t>(p.max_query_length * (p.heads / p.kv_heads), 1, limit);
 }
 
 class Planner {
@@ -57,7 +56,8 @@ class Planner {
     if (p_.latent != 0) return plan_latent(p_, limits_);
     if (p_.sequences != 0) return pages();
     const Decode decode = takes_few_rows() ? find_decode(1) : Decode{};
-    if (!decode || !pays(*decode)) return takes_many_rows() ? linear_rows(many_rows_splits()) : any_shape();
+    if (!decode || !pays(*decode))
+      return takes_many_rows() ? linear_rows(many_rows_splits()) : any_shape();
     if (p_.states != 0)
       return with(*decode, p_.splits != 0 ? p_.splits : decode_splits(*decode),
                   AttentionReduce::none);
@@ -84,19 +84,18 @@ class Planner {
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
         decode->v_format, HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, blocks);
-    // 16-bit values of a key that one token sees and another does not could be NaN: a work item
-    // over these has rows of one token only.
-    plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows,
-                     abi::kv_is_compressed(p_.v.format) ? 0u : 1u, 0};
+    plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows};
     plan.own_rows = own_rows(decode->rows);
     return plan;
   }
   // tq4 has another LevelForm up to four rows: sums that are rescaled in it are rounded otherwise.
-  // So tokens of up to four rows are not taken by a kernel for more.
+  // Up to eight rows over 16-bit keys, one MMA has the hi and the lo parts of queries. Tokens of so
+  // few rows are not taken by a kernel for more.
   uint32_t own_rows(uint32_t rows) const {
-    constexpr uint64_t kFewRows = 4;
     const bool tq4 = p_.k.format == abi::kTq4 || p_.v.format == abi::kTq4;
-    return tq4 && rows > kFewRows ? static_cast<uint32_t>(kFewRows / group() * group()) : 0;
+    const bool levels = abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
+    const uint64_t few = !levels ? 8 : (tq4 ? 4 : kDecodeRows);
+    return rows > few ? static_cast<uint32_t>(few / group() * group()) : 0;
   }
   // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
   abi::AttentionPlan drafts() const {
@@ -115,7 +114,7 @@ class Planner {
       plan.reduce = AttentionReduce::in_kernel;
       plan.scratch_floats = drafts_scratch_floats(layout, s.v_dim, blocks);
       plan.drafts = 1;
-      plan.schedule = {kDraftCut, blocks, layout.rows(), 0, 0};
+      plan.schedule = {kDraftCut, blocks, layout.rows()};
       return plan;
     }
     return many_rows_drafts();
@@ -135,7 +134,7 @@ class Planner {
     plan.reduce = AttentionReduce::in_kernel;
     plan.scratch_floats = many_rows_scratch_floats(rows, s.v_dim, blocks);
     plan.drafts = 1;
-    plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows), 0, 0};
+    plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows)};
     return plan;
   }
   // Numbers that a schedule holds in 32 bits, pages that are copied by 16 bytes.
@@ -253,15 +252,13 @@ class Planner {
     return plan;
   }
 
-  // attention_decode takes few rows, all of one mask where values may be NaN: a key that is hidden
-  // from some rows would show in them. Over levels it takes more, in several blocks.
+  // attention_decode takes few rows, over levels more, in several blocks.
   bool takes_few_rows() const {
     constexpr uint64_t kMaxHeads = 65535, kMaxKeys = uint64_t{1} << 30;
     const bool levels = abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
     return rows_ <= (levels ? kGroupRows : kDecodeRows) && p_.tree_mask == 0 &&
-           (p_.tokens == 1 || abi::kv_is_compressed(p_.v.format)) && p_.kv_heads <= kMaxHeads &&
-           p_.capacity != 0 && p_.capacity <= kMaxKeys && p_.addresses % 16 == 0 &&
-           copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
+           p_.kv_heads <= kMaxHeads && p_.capacity != 0 && p_.capacity <= kMaxKeys &&
+           p_.addresses % 16 == 0 && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }
 
   // Whether up to 64 rows that a block does not hold are faster in several blocks than in one of
@@ -314,7 +311,7 @@ class Planner {
     const bool few = whole_bytes(p_.k.format) && whole_bytes(p_.v.format)
                          ? p_.keys * p_.key_bytes <= kFewBytes
                          : p_.keys * p_.k.head_dim * ceil_div(rows_, 4) <= kFewCodes;
-    if (!few || p_.keys <= kFewestKeys) return {};
+    if (!few || p_.keys <= kFewestKeys || rows_ > kDecodeRows) return {};
     const Decode spec = find_decode(kDecodeCluster);
     if (!spec) return {};
     const uint64_t blocks = row_tiles(*spec) * kDecodeCluster;

@@ -71,7 +71,7 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
   work.length = static_cast<uint32_t>(of.length);
   work.valid = of.valid;
   if (of.tokens != 0 && abi::attention_takes(p.phase, of.tokens, p.group, prompt))
-    work.items = abi::item_count(work.tokens, p.group, params.rows, params.by_token != 0);
+    work.items = abi::item_count(work.tokens, p.group, params.rows);
   const auto length = static_cast<int32_t>(of.length);
   abi::RowMask<int32_t> mask = {length, static_cast<int32_t>(work.tokens),
                                 abi::row_window<int32_t>(p.window), p.causal != 0};
@@ -235,8 +235,7 @@ class Scheduler {
   // Groups [c.group, end) of the work item.
   abi::AttentionRun describe(const RunCursor& c, uint32_t end) const {
     const SequenceWork& w = c.work;
-    const abi::ItemRows rows =
-        abi::item_rows(w.tokens, p_.call.group, p_.rows, p_.by_token != 0, c.item);
+    const abi::ItemRows rows = abi::item_rows(w.tokens, p_.call.group, p_.rows, c.item);
     const uint32_t shift = w.shift - 2;  // of a split
     static_assert(abi::kGroupSplits == 4);
     abi::AttentionRun run = {};

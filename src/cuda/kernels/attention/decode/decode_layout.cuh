@@ -6,7 +6,7 @@
 
 namespace gyre::cuda {
 
-constexpr uint32_t kDecodeRows = 16;  // of a KV head, that the kernel takes
+constexpr uint32_t kDecodeRows = 16;  // of a KV head, that a block takes at most
 constexpr uint32_t kDecodeCluster = 8, kDecodePair = 2;
 // In place of a cluster's size: keys in pages, no clusters, and blocks that go on to further work.
 constexpr uint32_t kDecodePages = 0;

@@ -106,7 +106,9 @@ struct WarpLoop {
   LaneOffsets<Traits> offsets;
   LaneWeights lane;
   uint32_t until_check = kStagesToCheck;
-  bool masks, masked = false;  // of all stages, whoever sees them; of the one at hand
+  bool masks, masked = false;   // of all stages, whoever sees them; of the one at hand
+  bool parted = false;          // rows see different keys of the stage at hand
+  uint32_t first_position = 0;  // of the stage at hand
 
   WarpLoop(const abi::AttentionParams& params, const DecodeProblem& of, const BlockState& block,
            unsigned char* memory, uint32_t index)
@@ -145,7 +147,10 @@ struct WarpLoop {
       score<Traits>(table_k, queries, stage, offsets, between, s);
       transpose_scores<Traits>(s, transpose, x);
     }
-    masked = masks || !problem.walk.whole(begin) || !problem.seen_by_all(begin);
+    const bool whole = problem.walk.whole(begin), all = problem.seen_by_all(begin);
+    masked = masks || !whole || !all;
+    parted = problem.common.all == 0 && !(whole && all);
+    first_position = begin;
     if (masked) mask_scores<Traits>(p, problem, mask, begin, x);
   }
 
@@ -169,7 +174,36 @@ struct WarpLoop {
 #pragma unroll
     for (uint32_t i = 0; i < sums.kRowTiles; ++i)
       softmax_weights_float16<kHeadroom>(x[i], sums.row[i], sums.sums[i]);
-    add_float16<Traits>(stage, x, sums);
+    const Float16Weights<Traits> weights(x);
+    if (parted) {
+      add_by_rows(stage, weights, sums);
+    } else {
+      add_float16<Traits>(stage, weights, sums);
+    }
+  }
+
+ private:
+  // Rows that see the same keys at a time.
+  void add_by_rows(const unsigned char* stage, const Float16Weights<Traits>& weights,
+                   Float16Sums<Traits>& sums) const {
+    const uint32_t key = threadIdx.x % 4 * 2;
+#pragma unroll 1
+    for (uint32_t first = 0, end; first < problem.rows; first = end) {
+      const MaskRow row = mask[first];
+      for (end = first + 1; end < problem.rows; ++end)
+        if (mask[end].begin != row.begin || mask[end].end != row.end) break;
+      const uint32_t seen[2] = {seen_pair(row, key), seen_pair(row, key + 8)};
+      add_float16_of<Traits>(stage, weights, seen, first, end, sums);
+    }
+  }
+  // Bits of two neighbouring 16-bit values: all, if the row sees the key.
+  uint32_t seen_pair(const MaskRow& row, uint32_t at) const {
+    const auto sees = [&](uint32_t key) {
+      const uint32_t of_walk = problem.walk.key_of(first_position + key);
+      const uint32_t place = problem.walk_first + of_walk;
+      return of_walk != DecodeWalk::kNoKey && place >= row.begin && place < row.end;
+    };
+    return (sees(at) ? 0xFFFFu : 0) | (sees(at + 1) ? 0xFFFF0000u : 0);
   }
 };
 

@@ -335,17 +335,17 @@ class PagedBlock {
   void finish_set(uint32_t number, uint32_t set, const Set& fold) {
     __syncwarp();
     fold.put_rows(item_fold(number, set));
-    const bool first = slice() == 0;
+    SoftmaxState* const states = row_states(number, slice());
 #pragma unroll
     for (uint32_t r = 0; r < Set::kSetRows; ++r) {
       const SoftmaxState state = fold.row_state(r);
-      if (lane() == r && first) row_states(number)[set * Set::kSetRows + r] = state;
+      if (lane() == r) states[set * Set::kSetRows + r] = state;
     }
     if (lane() == 0) atomicOr(&state_.finished, 1u << number);
   }
-  SoftmaxState* row_states(uint32_t run) const {
+  SoftmaxState* row_states(uint32_t run, uint32_t of_slice) const {
     static_assert(sizeof(SoftmaxState) == kStateBytes);
-    return reinterpret_cast<SoftmaxState*>(slot(run) + kLayout.slot.states);
+    return reinterpret_cast<SoftmaxState*>(slot(run) + kLayout.slot.states) + of_slice * kRows;
   }
   // Finished rows, out of the rotated domain: all warps take some.
   void write_items() {
@@ -362,6 +362,7 @@ class PagedBlock {
     constexpr uint32_t kDim = Traits::kRowDim;
     const unsigned char* const rows =
         slot(number) + kLayout.slot.item + row / Set::kSetRows * Set::kSetBytes;
+    const SoftmaxState state = row_states(number, 0)[row];
     float x[kDim / kWarp];
 #pragma unroll
     for (uint32_t c = 0; c < kDim / kWarp; ++c) {
@@ -369,12 +370,16 @@ class PagedBlock {
       x[c] = 0;
       if (c * kWarp < kPerKey * Set::kColumns &&
           (Set::kColumns % kWarp == 0 || column < Set::kColumns))
-        x[c] = reinterpret_cast<const float*>(rows + of * (Set::kSets * Set::kSetBytes))
-            [row % Set::kSetRows * Set::kPitch + column % Set::kColumns];
+        x[c] = reinterpret_cast<const float*>(
+            rows +
+            of * (Set::kSets *
+                  Set::kSetBytes))[row % Set::kSetRows * Set::kPitch + column % Set::kColumns];
+      // Warps that share keys may have references of their own.
+      if (kPerKey > 1 && of != 0 && state.sum != 0)
+        x[c] *= exp2_fast(row_states(number, of)[row].max - state.max);
     }
     RowTarget target = item_row_target<Traits>(p_, state_.runs[number], args_, row);
-    store_row<Traits>(target, p_.partial == abi::kAttentionStates, part, row_states(number)[row],
-                      x);
+    store_row<Traits>(target, p_.partial == abi::kAttentionStates, part, state, x);
   }
 
   // Work items of several blocks: only the first and the last run of those at hand can be of one.

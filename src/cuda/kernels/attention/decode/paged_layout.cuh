@@ -6,7 +6,7 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kMaxItemSlots = 12;  // work items that a block works on before its warps meet
-constexpr uint32_t kTurns = 16;         // more than splits of one work item can be in flight
+constexpr uint32_t kTurns = 64;         // no fewer than splits of one work item can be in flight
 constexpr uint32_t kQueuedSplits = 8;   // of a warp: more than have stages in flight
 
 // Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
@@ -40,9 +40,9 @@ constexpr ItemSlot item_slot(uint32_t k, uint32_t v, const HeadDims& dims, uint3
   a.factors = decode_query_bytes(k, dims.k, rows);
   a.masks = a.factors + kFactorBytes;
   a.states = a.masks + rows * kMaskBytes;
-  a.turns = a.states + rows * kStateBytes;
-  a.group = round_up(
-      a.turns + decode_warps_per_key(dims) * fold_sets(v, rows) * kTurns * kBarrierBytes, 128);
+  const uint32_t warps = decode_warps_per_key(dims);
+  a.turns = a.states + warps * rows * kStateBytes;
+  a.group = round_up(a.turns + warps * fold_sets(v, rows) * kTurns * kBarrierBytes, 128);
   a.item = a.group + fold_bytes(v, dims, rows);
   a.bytes = a.item + fold_bytes(v, dims, rows);
   return a;
