@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <ostream>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +20,7 @@
 
 #include "gyre/gyre.h"
 #include "recorded_commands.h"
+#include "str_cat.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -45,6 +49,12 @@ inline Block plain_block(DType dtype, Bytes bytes) {
   block.before = block.after = std::move(bytes);
   return block;
 }
+template <class Value>
+Block plain_block(DType dtype, const std::vector<Value>& values) {
+  Bytes bytes(values.size() * sizeof(Value));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return plain_block(dtype, std::move(bytes));
+}
 
 struct OpRun {
   std::vector<Block> blocks;
@@ -66,11 +76,33 @@ struct OpCase {
   std::function<OpRun()> outline = {};
 };
 
+// Draws the same numbers for a case whenever it is made.
+inline std::mt19937 random_of(const std::string& name) {
+  std::seed_seq seed(name.begin(), name.end());
+  return std::mt19937(seed);
+}
+
 // For ops that have no supports() of their own.
 inline bool has_kernel(const Device& device, std::string_view name) {
   const std::vector<KernelDescription> all = device.kernels();
   return std::any_of(all.begin(), all.end(),
                      [&](const auto& row) { return row.name == name && row.variants != 0; });
+}
+inline OpCase kernel_case(const std::string& kernel, const std::string& what,
+                          std::function<OpRun()> make) {
+  return {.name = kernel + " " + what,
+          .supported = [kernel](const Device& device) { return has_kernel(device, kernel); },
+          .make = std::move(make)};
+}
+
+// A case of each row of numbers, by the make_case() of their type.
+template <class Numbers>
+std::vector<OpCase> make_cases(std::initializer_list<std::vector<Numbers>> lists) {
+  std::vector<OpCase> cases;
+  for (const auto& list : lists) {
+    for (const Numbers& numbers : list) cases.push_back(make_case(numbers));
+  }
+  return cases;
 }
 
 // Tensors with known contents, so that a refused call can be seen to have written nothing.

@@ -113,8 +113,24 @@ inline void store_bits(DType dtype, std::byte* memory, uint64_t index, uint32_t 
   }
 }
 
+// Rounds an f32 value to the dtype.
+inline void store_value(DType dtype, std::byte* memory, uint64_t index, float value) {
+  store_bits(dtype, memory, index, convert(DType::f32, dtype, std::bit_cast<uint32_t>(value)));
+}
+inline float rounded(DType dtype, float value) {
+  const uint32_t bits = convert(DType::f32, dtype, std::bit_cast<uint32_t>(value));
+  return std::bit_cast<float>(convert(dtype, DType::f32, bits));
+}
+
 inline double load_value(DType dtype, const std::byte* memory, uint64_t index) {
   return std::bit_cast<float>(convert(dtype, DType::f32, load_bits(dtype, memory, index)));
+}
+
+// The bytes of f32 values that are rounded to the dtype.
+inline std::vector<std::byte> stored(DType dtype, std::span<const float> values) {
+  std::vector<std::byte> memory(values.size() * size_bytes(dtype));
+  for (uint64_t i = 0; i < values.size(); ++i) store_value(dtype, memory.data(), i, values[i]);
+  return memory;
 }
 
 enum class KvLayout : uint8_t {
@@ -157,6 +173,21 @@ struct KvSide {
     return rows * (layout == KvLayout::padded ? head_dim + kRowPadding : head_dim);
   }
 };
+
+// One row. Values are rounded to the side's dtype.
+inline void store_row(const KvSide& side, std::span<std::byte> memory, uint64_t t, uint64_t g,
+                      std::span<const float> row) {
+  for (uint64_t e = 0; e < row.size(); ++e)
+    store_value(side.dtype, memory.data(), side.index(t, g, e), row[e]);
+}
+template <class Value>
+std::vector<Value> load_row(const KvSide& side, std::span<const std::byte> memory, uint64_t t,
+                            uint64_t g) {
+  std::vector<Value> row(side.head_dim);
+  for (uint64_t e = 0; e < row.size(); ++e)
+    row[e] = static_cast<Value>(load_value(side.dtype, memory.data(), side.index(t, g, e)));
+  return row;
+}
 
 struct KvCopyCall {
   uint64_t position = 0, source_begin = 0, tokens = 0;

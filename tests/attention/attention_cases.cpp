@@ -36,9 +36,8 @@ void add_layout_cases(const Pair& pair, std::vector<OpCase>& cases) {
     c.cache_layout = kLayouts[(i + 1) % 4];
     c.lse = i % 3 != 0;
     c.lse_by_head = i % 2 == 0;
-    c.name = "q " + std::string(name(c.q)) + " " + layout_name(c.q_layout) + ", out " +
-             std::string(name(c.out)) + " " + layout_name(c.out_layout) + ", cache " +
-             layout_name(c.cache_layout);
+    c.name = str_cat("q ", c.q, " ", layout_name(c.q_layout), ", out ", c.out, " ",
+                     layout_name(c.out_layout), ", cache ", layout_name(c.cache_layout));
     cases.push_back(make_case(c));
   }
 }
@@ -82,9 +81,8 @@ void add_option_cases(const Pair& pair, std::vector<OpCase>& cases) {
 // Long enough for two splits, which are merged.
 void add_split_cases(std::vector<OpCase>& cases) {
   for_each_class_pair([&](FormatClass k, FormatClass v, size_t i) {
-    AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i / 5)};
-    c.name = "two splits";
-    c.tokens = 1;
+    AttentionOpCase c{
+        .name = "two splits", .k = format_of(k, i), .v = format_of(v, i / 5), .tokens = 1};
     c.k_dim = k == FormatClass::mlx_native ? 256 : 16;
     c.v_dim = v == FormatClass::mlx_native ? 256 : 16;
     c.length = 1100;
@@ -98,8 +96,7 @@ void add_split_cases(std::vector<OpCase>& cases) {
 // Short enough for one split on any device.
 void add_short_cases(std::vector<OpCase>& cases) {
   for_each_class_pair([&](FormatClass k, FormatClass v, size_t i) {
-    AttentionOpCase c{.k = format_of(k, i), .v = format_of(v, i / 5)};
-    c.name = "one split";
+    AttentionOpCase c{.name = "one split", .k = format_of(k, i), .v = format_of(v, i / 5)};
     c.tokens = 1 + i % 3;
     c.k_dim = k == FormatClass::mlx_native ? 256 : 40;
     c.v_dim = v == FormatClass::mlx_native ? 256 : 24;
@@ -139,11 +136,10 @@ void add_shape_cases(std::vector<OpCase>& cases) {
       c.lse = i % 3 != 2;
       c.aligned = true;
       c.commands = std::nullopt;
-      c.name = std::to_string(c.tokens) + "x" + std::to_string(c.heads) + "/" +
-               std::to_string(c.kv_heads) + "/" + std::to_string(dim) + " length " +
-               std::to_string(c.length) + (c.window != 0 ? " window" : "") +
-               (c.soft_cap != 0 ? " soft cap" : "") + (c.sink_logits ? " sink_logits" : "") +
-               (c.alibi_slopes ? " alibi_slopes" : "") + (c.tree_mask ? " tree_mask" : "");
+      c.name = str_cat(c.tokens, "x", c.heads, "/", c.kv_heads, "/", dim, " length ", c.length,
+                       c.window != 0 ? " window" : "", c.soft_cap != 0 ? " soft cap" : "",
+                       c.sink_logits ? " sink_logits" : "", c.alibi_slopes ? " alibi_slopes" : "",
+                       c.tree_mask ? " tree_mask" : "");
       cases.push_back(make_case(c));
     });
   }
@@ -155,7 +151,7 @@ void add_partial_cases(const Pair& pair, std::vector<OpCase>& cases) {
       AttentionOpCase c{.k = pair.k, .v = pair.v, .tokens = tokens, .splits = splits};
       c.length = 75;
       c.q = kFloats[splits - 1];
-      c.name = "tokens " + std::to_string(tokens) + " splits " + std::to_string(splits);
+      c.name = str_cat("tokens ", tokens, " splits ", splits);
       cases.push_back(make_case(c));
     }
   }
@@ -187,7 +183,7 @@ std::vector<OpCase> attention_partial_cases() {
     c.capacity = 203;
     c.window = i % 2 == 0 ? 150 : 0;
     c.alibi_slopes = i % 3 == 1;
-    c.name = "window " + std::to_string(c.window) + " splits " + std::to_string(c.splits);
+    c.name = str_cat("window ", c.window, " splits ", c.splits);
     cases.push_back(make_case(c));
   });
   for (const OpCase& c : attention_decode_partial_cases()) cases.push_back(c);

@@ -112,12 +112,11 @@ void add_case(const Variant& variant, const Rows& rows, size_t i, std::vector<Op
   c.commands = std::nullopt;
   if (mode != Mode::whole) c.only_with = "attention_decode";
   // The name seeds the data: bounds were measured with these words.
-  c.name = std::to_string(dim) + "/" + std::to_string(c.v_dim) + ", " +
-           std::to_string(rows.tokens) + "x" + std::to_string(rows.group) + " rows, " +
-           kModeNames[static_cast<size_t>(mode)] + " of " + std::to_string(c.length) +
-           (c.window != 0 ? ", window" : "") + (c.soft_cap != 0 ? ", soft cap" : "") +
-           (c.alibi_slopes ? ", slopes" : "") + (c.sink_logits ? ", sinks" : "") +
-           (c.causal ? "" : ", not causal") + " #" + std::to_string(i);
+  c.name = str_cat(dim, "/", c.v_dim, ", ", rows.tokens, "x", rows.group, " rows, ",
+                   kModeNames[static_cast<size_t>(mode)], " of ", c.length,
+                   c.window != 0 ? ", window" : "", c.soft_cap != 0 ? ", soft cap" : "",
+                   c.alibi_slopes ? ", slopes" : "", c.sink_logits ? ", sinks" : "",
+                   c.causal ? "" : ", not causal", " #", i);
   cases.push_back(make_case(c));
 }
 void add_case(const Variant& variant, size_t i, std::vector<OpCase>& cases) {

@@ -12,8 +12,6 @@
 namespace gyre::test {
 namespace {
 
-constexpr DType kFloats[] = {DType::f32, DType::f16, DType::bf16};
-
 std::vector<KvFormat> latent_formats() {
   std::vector<KvFormat> formats = native_formats();
   formats.push_back(KvFormat::f16);
@@ -22,15 +20,15 @@ std::vector<KvFormat> latent_formats() {
 }
 
 AttentionOpCase latent_case() {
-  AttentionOpCase c{.k = KvFormat::tq4, .v = KvFormat::tq8};
-  c.latent = true;
-  c.heads = 16;
-  c.kv_heads = 1;
-  c.k_dim = 512;
-  c.v_dim = 64;
-  c.commands = {};
-  c.aligned = true;
-  return c;
+  return {.k = KvFormat::tq4,
+          .v = KvFormat::tq8,
+          .heads = 16,
+          .kv_heads = 1,
+          .k_dim = 512,
+          .v_dim = 64,
+          .commands = {},
+          .aligned = true,
+          .latent = true};
 }
 
 // CUDA has kernels for some dims, and refuses others by name.
@@ -57,17 +55,14 @@ void add_format_cases(std::vector<OpCase>& cases) {
   for (const KvFormat latent : latent_formats()) {
     for (const KvFormat rotary : latent_formats()) {
       AttentionOpCase c = latent_case();
-      c.k = latent;
-      c.v = rotary;
-      c.k_dim = kDims[i % kDims.size()][0];
-      c.v_dim = kDims[i % kDims.size()][1];
+      c.k = latent, c.v = rotary;
+      c.k_dim = kDims[i % kDims.size()][0], c.v_dim = kDims[i % kDims.size()][1];
       c.heads = kHeads[i % kHeads.size()];
       c.tokens = kTokens[i % kTokens.size()];
       c.q = kFloats[i % 3];
       c.out = kFloats[i / 3 % 3];
       c.lse = i % 4 != 3;
-      c.name = std::to_string(c.k_dim) + " + " + std::to_string(c.v_dim) + " heads " +
-               std::to_string(c.heads) + " tokens " + std::to_string(c.tokens);
+      c.name = str_cat(c.k_dim, " + ", c.v_dim, " heads ", c.heads, " tokens ", c.tokens);
       cases.push_back(on_devices(c));
       ++i;
     }
@@ -78,11 +73,8 @@ void add_format_cases(std::vector<OpCase>& cases) {
 void add_option_cases(KvFormat latent, KvFormat rotary, DType q, std::vector<OpCase>& cases) {
   const auto add = [&](const char* what, const auto& change) {
     AttentionOpCase c = latent_case();
-    c.k = latent;
-    c.v = rotary;
-    c.q = q;
-    c.k_dim = 128;
-    c.v_dim = 32;
+    c.k = latent, c.v = rotary, c.q = q;
+    c.k_dim = 128, c.v_dim = 32;
     c.name = what;
     change(c);
     cases.push_back(on_devices(c));
@@ -131,10 +123,8 @@ void add_model_cases(std::vector<OpCase>& cases) {
       c.q = c.out = DType::bf16;
       c.heads = heads;
       c.tokens = 1;
-      c.length = 1337;
-      c.capacity = 1400;
-      c.ring_start = 700;
-      c.name = "deepseek-v3 heads " + std::to_string(heads);
+      c.length = 1337, c.capacity = 1400, c.ring_start = 700;
+      c.name = str_cat("deepseek-v3 heads ", heads);
       cases.push_back(on_devices(c));
     }
   }
@@ -144,15 +134,12 @@ void add_partial_cases(std::vector<OpCase>& cases) {
   for (const KvFormat latent : {KvFormat::tq4, KvFormat::f16}) {
     for (const uint64_t splits : {1u, 3u, 9u}) {
       AttentionOpCase c = latent_case();
-      c.k = latent;
-      c.k_dim = 256;
-      c.v_dim = 32;
-      c.length = 300;
-      c.capacity = 310;
+      c.k = latent, c.k_dim = 256, c.v_dim = 32;
+      c.length = 300, c.capacity = 310;
       c.tokens = splits == 3 ? 5 : 1;
       c.splits = splits;
       c.window = splits == 9 ? 200 : 0;
-      c.name = "splits " + std::to_string(splits);
+      c.name = str_cat("splits ", splits);
       cases.push_back(on_devices(c));
     }
   }
@@ -182,7 +169,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
       c.rows_before = i % 2;
       c.rows_behind = i % 3;
       c.sequences = {{77, 1}, {1, 1}, {0, 2}, {130, 5}, {64, 33}, {90, 2, true}, {200, 1}};
-      c.name = "ragged " + std::to_string(i);
+      c.name = str_cat("ragged ", i);
       cases.push_back(on_devices(c));
       ++i;
     }
@@ -195,7 +182,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     c.alibi_slopes = window == 100;
     c.causal = window != 0;
     c.sequences = {{200, 1}, {129, 4}, {64, 1}, {150, 40}, {90, 3, true}, {3, 3}};
-    c.name = "window " + std::to_string(window);
+    c.name = str_cat("window ", window);
     cases.push_back(on_devices(c));
   }
   PagedAttentionCase pieces = paged_case(KvFormat::tq4, KvFormat::tq8, 512, 64, 64);
@@ -206,7 +193,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     PagedAttentionCase c = paged_case(KvFormat::tq6, KvFormat::bf16, 128, 32, 16);
     c.sequences = {{120, 2}, {60, 1}, {130, 3}};
     c.sequences.back().damage = damage;
-    c.name = "damage " + std::to_string(static_cast<int>(damage));
+    c.name = str_cat("damage ", static_cast<int>(damage));
     cases.push_back(on_devices(c));
   }
 }
@@ -234,7 +221,7 @@ void add_random_cases(std::vector<OpCase>& cases) {
     c.window = i % 3 == 0 ? up_to(c.length) : 0;
     c.causal = i % 7 != 0;
     c.sink_logits = i % 4 == 1;
-    c.name = "random " + std::to_string(i);
+    c.name = str_cat("random ", i);
     cases.push_back(on_devices(c));
     PagedAttentionCase paged = paged_case(c.k, c.v, c.k_dim, c.v_dim, 8 * up_to(10));
     paged.q = c.q;
@@ -244,7 +231,7 @@ void add_random_cases(std::vector<OpCase>& cases) {
       const uint64_t length = up_to(200);
       paged.sequences.push_back({length, std::min(up_to(6), length), random() % 5 == 0});
     }
-    paged.name = "random " + std::to_string(i);
+    paged.name = str_cat("random ", i);
     cases.push_back(on_devices(paged));
   }
 }

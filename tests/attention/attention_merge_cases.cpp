@@ -22,11 +22,9 @@ struct MergeCase {
   bool empty_splits = false;
 
   std::string text() const {
-    return std::to_string(splits) + " splits, " + std::to_string(tokens) + "x" +
-           std::to_string(heads) + "/" + std::to_string(head_dim) + " to " +
-           std::string(name(out)) + " " + layout_name(layout) + (lse ? " lse" : "") +
-           (sink_logits ? " sink_logits" : "") + (empty_splits ? " some empty" : "") + " spread " +
-           std::to_string(spread);
+    return str_cat(splits, " splits, ", tokens, "x", heads, "/", head_dim, " to ", out, " ",
+                   layout_name(layout), lse ? " lse" : "", sink_logits ? " sink_logits" : "",
+                   empty_splits ? " some empty" : "", " spread ", spread);
   }
 };
 
@@ -41,18 +39,15 @@ class MergeMaker {
 
   OpRun make() {
     OpRun run;
-    run.blocks.resize(4);  // partial, out, lse, sinks
-    fill_partial(run.blocks[0]);
-    for (size_t i = 1; i < 4; ++i) run.blocks[i].dtype = DType::f32;
+    fill_partial();
     const reference::KvSide side{c_.out, c_.layout, c_.tokens, c_.heads, c_.head_dim, 0};
-    run.blocks[1].dtype = c_.out;
-    run.blocks[1].before = pattern_bytes(side.elements() * size_bytes(c_.out), 5);
-    run.blocks[2].before = pattern_bytes(c_.tokens * c_.heads * sizeof(float), 6);
     std::vector<float> sink_logits(c_.heads);
     for (float& sink : sink_logits) sink = 2 * normal_(random_);
-    run.blocks[3].before.resize(c_.heads * sizeof(float));
-    std::memcpy(run.blocks[3].before.data(), sink_logits.data(), run.blocks[3].before.size());
-    for (Block& block : run.blocks) block.after = block.before;
+    run.blocks = {
+        plain_block(DType::f32, partial_),
+        plain_block(c_.out, pattern_bytes(side.elements() * size_bytes(c_.out), 5)),
+        plain_block(DType::f32, pattern_bytes(c_.tokens * c_.heads * sizeof(float), 6)),  // lse
+        plain_block(DType::f32, sink_logits)};
     for (uint64_t row = 0; row < c_.tokens * c_.heads; ++row)
       expect_row(run, side, sink_logits, row);
     run.commands = c_.tokens == 0 ? 0 : 1;
@@ -72,7 +67,7 @@ class MergeMaker {
 
   // An empty split has a sum of 0: what else it holds, in every other one a loud maximum, does not
   // matter.
-  void fill_partial(Block& block) {
+  void fill_partial() {
     const uint64_t rows = c_.tokens * c_.heads;
     for (uint64_t i = 0; i < c_.splits * rows; ++i) {
       const bool none = empty(i / rows, i % rows);
@@ -82,9 +77,6 @@ class MergeMaker {
       partial_.push_back(none ? none_max : c_.spread * normal_(random_));
       partial_.push_back(none ? 0.0f : 1 + std::fabs(normal_(random_)));
     }
-    block.dtype = DType::f32;
-    block.before.resize(partial_.size() * sizeof(float));
-    if (!partial_.empty()) std::memcpy(block.before.data(), partial_.data(), block.before.size());
   }
 
   MergeRow merged(uint64_t row) const {
@@ -232,13 +224,8 @@ std::vector<OpCase> attention_merge_cases() {
   list.push_back({.tokens = 0});
   list.push_back({.splits = 9, .tokens = 40, .heads = 16, .head_dim = 64});  // several tasks
   std::vector<OpCase> cases;
-  for (const MergeCase& c : list) {
-    OpCase op_case;
-    op_case.name = "attention_merge " + c.text();
-    op_case.supported = [](const Device& device) { return has_kernel(device, "attention_merge"); };
-    op_case.make = [c] { return MergeMaker(c).make(); };
-    cases.push_back(op_case);
-  }
+  for (const MergeCase& c : list)
+    cases.push_back(kernel_case("attention_merge", c.text(), [c] { return MergeMaker(c).make(); }));
   return cases;
 }
 

@@ -5,8 +5,7 @@
 #include <memory>
 #include <random>
 
-#include "attention/attention_reference.h"
-#include "attention/attention_tolerance.h"
+#include "attention/attention_expected.h"
 #include "kv_codec/kv_memory.h"
 
 namespace gyre::test {
@@ -65,21 +64,27 @@ enum class Contents : bool { none, random };
 class Maker {
  public:
   Maker(const AttentionOpCase& c, Contents contents)
-      : c_(c), contents_(contents), random_(seed_of(c.name)) {
+      : c_(c), contents_(contents), random_(random_of(c.name)) {
     at.q = add_rows(q_side(c_), data.q);
     add_cache(KvRole::k, at.k, at.k_scales, data.k);
     add_cache(KvRole::v, at.v, at.v_scales, data.v);
     if (c_.latent) reference::join_latent(c_.k_dim, c_.v_dim, data);
-    if (c_.sink_logits) at.sink_logits = add_per_head(1.0f, data.sink_logits);
-    if (c_.alibi_slopes) at.alibi_slopes = add_per_head(0.05f, data.alibi_slopes);
+    const auto per_head = [&](float gain, std::vector<double>& values) {
+      return add(per_head_block(
+          c_.heads, gain, [&] { return normal(); }, values));
+    };
+    if (c_.sink_logits) at.sink_logits = per_head(1.0f, data.sink_logits);
+    if (c_.alibi_slopes) at.alibi_slopes = per_head(0.05f, data.alibi_slopes);
     if (c_.tree_mask) add_tree();
     const uint64_t rows = c_.tokens * c_.heads;
     if (c_.splits != 0) {
-      at.out = add(DType::f32, pattern_bytes(c_.splits * rows * (c_.out_dim() + 2) * 4, 8));
+      const uint64_t bytes = c_.splits * rows * (c_.out_dim() + 2) * sizeof(float);
+      at.out = add(plain_block(DType::f32, pattern_bytes(bytes, 8)));
       return;
     }
-    at.out = add(c_.out, pattern_bytes(out_side(c_).elements() * size_bytes(c_.out), 8));
-    if (c_.lse) at.lse = add(DType::f32, pattern_bytes(rows * sizeof(float), 9));
+    at.out =
+        add(plain_block(c_.out, pattern_bytes(out_side(c_).elements() * size_bytes(c_.out), 8)));
+    if (c_.lse) at.lse = add(plain_block(DType::f32, pattern_bytes(rows * sizeof(float), 9)));
   }
 
   std::vector<Block> blocks;
@@ -87,36 +92,24 @@ class Maker {
   AttentionData data;
 
  private:
-  static std::mt19937 seed_of(const std::string& text) {
-    std::seed_seq seed(text.begin(), text.end());
-    return std::mt19937(seed);
-  }
   float normal() { return normal_(random_); }
 
-  size_t add(DType dtype, Bytes bytes) {
-    Block block;
-    block.dtype = dtype;
-    block.before = block.after = std::move(bytes);
+  size_t add(Block block) {
     blocks.push_back(std::move(block));
     return blocks.size() - 1;
-  }
-
-  static double store(const KvSide& side, Bytes& memory, uint64_t index, float value) {
-    const uint32_t bits =
-        reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(value));
-    reference::store_bits(side.dtype, memory.data(), index, bits);
-    return reference::load_value(side.dtype, memory.data(), index);
   }
 
   size_t add_rows(const KvSide& side, std::vector<double>& values) {
     Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
     for (uint64_t t = 0; t < side.tokens; ++t) {
       for (uint64_t h = 0; h < side.heads; ++h) {
-        for (uint64_t e = 0; e < side.head_dim; ++e)
-          values.push_back(store(side, bytes, side.index(t, h, e), normal()));
+        std::vector<float> row(side.head_dim);
+        for (float& x : row) x = normal();
+        reference::store_row(side, bytes, t, h, row);
+        for (const float x : row) values.push_back(reference::rounded(side.dtype, x));
       }
     }
-    return add(side.dtype, std::move(bytes));
+    return add(plain_block(side.dtype, std::move(bytes)));
   }
 
   bool used(uint64_t slot) const {
@@ -134,19 +127,8 @@ class Maker {
                                                     : kv_memory(shape, c_.cache_layout);
     memory.codes.aligned = memory.scales.aligned = c_.aligned;
     values = std::move(memory.values);
-    blocks.push_back(std::move(memory.codes));
-    codes_at = blocks.size() - 1;
-    if (!describe(shape.format).compressed) return;
-    blocks.push_back(std::move(memory.scales));
-    scales_at = blocks.size() - 1;
-  }
-
-  size_t add_per_head(float gain, std::vector<double>& values) {
-    const KvSide side{DType::f32, KvLayout::token_major, 1, c_.heads, 1, 0};
-    Bytes bytes(c_.heads * sizeof(float));
-    for (uint64_t h = 0; h < c_.heads; ++h)
-      values.push_back(store(side, bytes, h, gain * normal()));
-    return add(DType::f32, std::move(bytes));
+    codes_at = add(std::move(memory.codes));
+    if (describe(shape.format).compressed) scales_at = add(std::move(memory.scales));
   }
 
   void add_tree() {
@@ -157,7 +139,7 @@ class Maker {
       data.tree_mask.push_back(sees ? 1 : 0);
       bytes[i] = static_cast<std::byte>(sees ? 255 : 0);
     }
-    at.tree_mask = add(DType::u8, std::move(bytes));
+    at.tree_mask = add(plain_block(DType::u8, std::move(bytes)));
   }
 
   AttentionOpCase c_;
@@ -194,7 +176,7 @@ class Expected {
     double& nmse = blocks[at_.out].nmse;
     if (c_.splits == 0) {
       nmse = bounds.nmse + out_rounding(c_.out);
-      return c_.out == DType::f32 ? bounds.name : bounds.name + " to " + std::string(name(c_.out));
+      return c_.out == DType::f32 ? bounds.name : str_cat(bounds.name, " to ", c_.out);
     }
     // A split's values follow its maximum, which has an error of its own.
     nmse = bounds.nmse + bounds.lse * bounds.lse / 10;
@@ -202,32 +184,13 @@ class Expected {
   }
 
  private:
-  static double rms(const std::vector<double>& values) {
-    double sum = 0;
-    for (const double x : values) sum += x * x;
-    return std::sqrt(sum / static_cast<double>(values.size()));
-  }
-
-  static void expect(Block& block, uint64_t place, double value, double bound) {
-    if (std::isinf(value))
-      return reference::store_bits(DType::f32, block.after.data(), place, 0xFF800000u);
-    expect_near(block, place, value, bound + 1e-30);
-  }
-
   void fill_row(std::vector<Block>& blocks, uint64_t row, const AttentionTolerance& bounds) const {
     reference::AttentionState state = rows_[row];
     if (!sinks_.empty()) reference::add_sink(state, sinks_[row % c_.heads]);
-    const KvSide side = out_side(c_);
-    std::vector<double> values = state.values;
-    for (double& x : values) x = state.sum == 0 ? 0 : x / state.sum;
-    const double bound = bounds.of_row * rms(values);
-    for (uint64_t e = 0; e < values.size(); ++e)
-      expect(blocks[at_.out], side.index(row / c_.heads, row % c_.heads, e), values[e], bound);
-    if (!c_.lse) return;
     const uint64_t place = c_.lse_by_head ? row % c_.heads * c_.tokens + row / c_.heads : row;
-    const double lse =
-        state.sum == 0 ? -std::numeric_limits<double>::infinity() : state.max + std::log(state.sum);
-    expect(blocks[at_.lse], place, lse, bounds.lse);
+    expect_attention_row(
+        state, row, bounds,
+        {blocks[at_.out], out_side(c_), c_.lse ? &blocks[at_.lse] : nullptr, place});
   }
 
   void fill_state(std::vector<Block>& blocks, uint64_t index,
@@ -236,10 +199,10 @@ class Expected {
     const uint64_t dim = c_.out_dim(), place = index * (dim + 2);
     const double bound = bounds.of_row * rms(state.values);
     for (uint64_t e = 0; e < dim; ++e)
-      expect(blocks[at_.out], place + e, state.values[e],
-             bound + bounds.lse * std::fabs(state.values[e]));
-    expect(blocks[at_.out], place + dim, state.max, bounds.lse);
-    expect(blocks[at_.out], place + dim + 1, state.sum, 2 * bounds.lse * state.sum);
+      expect_attention(blocks[at_.out], place + e, state.values[e],
+                       bound + bounds.lse * std::fabs(state.values[e]));
+    expect_attention(blocks[at_.out], place + dim, state.max, bounds.lse);
+    expect_attention(blocks[at_.out], place + dim + 1, state.sum, 2 * bounds.lse * state.sum);
     for (const uint64_t e : {dim, dim + 1}) blocks[at_.out].near[place + e].counts = false;
   }
 
@@ -298,18 +261,14 @@ OpRun make_run(const AttentionOpCase& c, Contents contents) {
 }  // namespace
 
 OpCase make_case(const AttentionOpCase& c) {
-  OpCase op_case;
-  op_case.name = std::string(c.latent ? "latent " : "") +
-                 std::string(c.splits == 0 ? "attention " : "attention_partial ") +
-                 std::string(name(c.k)) + "/" + std::string(name(c.v)) + " " + c.name;
-  op_case.supported = [c](const Device& device) {
-    return supports(
-        device, AttentionTypes{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32, false, c.latent});
-  };
-  op_case.make = [c] { return make_run(c, Contents::random); };
-  op_case.outline = [c] { return make_run(c, Contents::none); };
-  op_case.only_with = c.only_with;
-  return op_case;
+  const AttentionTypes types{c.q, c.k, c.v, c.splits == 0 ? c.out : DType::f32, false, c.latent};
+  return {.name = str_cat(c.latent ? "latent " : "",
+                          c.splits == 0 ? "attention " : "attention_partial ", c.k, "/", c.v, " ",
+                          c.name),
+          .supported = [types](const Device& device) { return supports(device, types); },
+          .make = [c] { return make_run(c, Contents::random); },
+          .only_with = c.only_with,
+          .outline = [c] { return make_run(c, Contents::none); }};
 }
 
 }  // namespace gyre::test

@@ -2,7 +2,7 @@
 // for, few (up to 64 rows, split), many, and prompts over so many levels that a command ahead
 // unpacks them, at every head dim and pair of format classes.
 #include "attention/attention_op_case.h"
-#include "format_classes.h"
+#include "kv_copy/kv_copy_case.h"
 
 namespace gyre::test {
 namespace {
@@ -18,7 +18,6 @@ bool takes(KvFormat format, uint64_t dim, bool values) {
 
 // Queries have K's own type, over levels any type.
 DType queries_of(KvFormat k, size_t i) {
-  constexpr DType kFloats[] = {DType::f32, DType::f16, DType::bf16};
   if (k == KvFormat::f16) return kFloats[1 + i % 2];
   return k == KvFormat::bf16 ? DType::bf16 : kFloats[i % 3];
 }
@@ -39,8 +38,7 @@ void add_case(KvFormat k, KvFormat v, uint64_t dim, Rows rows, size_t i,
   c.capacity = c.length + 1 + i % 8;
   c.ring_start = i % 3 == 0 ? 0 : c.capacity / 2;
   c.q = queries_of(k, i);
-  constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
-  c.out = kOut[i / 2 % 3];
+  c.out = kFloats[i / 2 % 3];
   c.window = i % 4 == 1 ? (rows == Rows::prompt ? 240 : 61) : 0;
   c.soft_cap = i % 7 == 2 ? 20.0f : 0.0f;
   c.alibi_slopes = i % 5 == 3;
@@ -51,9 +49,7 @@ void add_case(KvFormat k, KvFormat v, uint64_t dim, Rows rows, size_t i,
   c.aligned = true;
   c.commands = std::nullopt;
   c.only_with = "attention_many_rows";
-  c.name = std::to_string(c.k_dim) + "/" + std::to_string(c.v_dim) + ", " +
-           std::to_string(c.tokens * 2) + " rows of " + std::to_string(c.length) + " #" +
-           std::to_string(i);
+  c.name = str_cat(c.k_dim, "/", c.v_dim, ", ", c.tokens * 2, " rows of ", c.length, " #", i);
   cases.push_back(make_case(c));
 }
 

@@ -69,7 +69,8 @@ class Stream {
     sinks_ = near(c.sink_tokens);
     tail_ = near(c.tail_slots());
     for (uint64_t t = 0; t < c.tokens; ++t) {
-      for (uint64_t h = 0; h < c.heads; ++h) put_source(t, h, fresh(c.source));
+      for (uint64_t h = 0; h < c.heads; ++h)
+        reference::store_row(source_side_, source_.before, t, h, fresh(c.source));
     }
     source_.after = source_.before;
     expect_step();
@@ -85,40 +86,13 @@ class Stream {
                      [&](uint64_t) { return fresh(DType::f16); });
   }
 
-  // A row that the dtype holds, and whose codes are not in doubt.
-  std::vector<float> fresh(DType dtype) {
-    std::normal_distribution<float> normal;
-    std::vector<float> row(shape_.head_dim);
-    do {
-      for (float& x : row) {
-        const uint32_t bits =
-            reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(normal(random_)));
-        x = std::bit_cast<float>(reference::convert(dtype, DType::f32, bits));
-      }
-    } while (!has_codes(shape_, row));
-    return row;
-  }
-
-  void put_source(uint64_t token, uint64_t head, const std::vector<float>& row) {
-    for (uint64_t e = 0; e < row.size(); ++e) {
-      reference::store_bits(
-          c_.source, source_.before.data(), source_side_.index(token, head, e),
-          reference::convert(DType::f32, c_.source, std::bit_cast<uint32_t>(row[e])));
-    }
-  }
-
-  std::vector<float> row_of(uint64_t key, uint64_t head) const {
-    std::vector<float> row;
-    for (uint64_t e = 0; e < shape_.head_dim; ++e)
-      row.push_back(static_cast<float>(reference::load_value(
-          c_.source, source_.before.data(), source_side_.index(key - c_.start, head, e))));
-    return row;
-  }
+  std::vector<float> fresh(DType dtype) { return normal_row(shape_, dtype, random_); }
 
   void expect_step() {
     for (uint64_t key = c_.start; key < c_.length(); ++key) {
       for (uint64_t h = 0; h < c_.heads; ++h) {
-        const std::vector<float> row = row_of(key, h);
+        const auto row =
+            reference::load_row<float>(source_side_, source_.before, key - c_.start, h);
         if (key < c_.sink_tokens) {
           expect_kv_row(c_.near(shape_.role, c_.sink_tokens), kLayout, {key, h}, row, sinks_);
           continue;
@@ -150,17 +124,10 @@ void record_append(const AppendCase& c, Encoder& encoder, std::span<const Tensor
 }
 
 OpRun make_append(const AppendCase& c) {
-  std::seed_seq seed(c.name.begin(), c.name.end());
-  std::mt19937 random(seed);
+  std::mt19937 random = random_of(c.name);
   OpRun run;
-  const abi::KvState state = c.state();
-  Block block;
-  block.dtype = DType::u8;
-  block.aligned = true;  // a cache's state is an allocation of its own
-  block.before.resize(sizeof(state));
-  std::memcpy(block.before.data(), &state, sizeof(state));
-  block.after = block.before;
-  run.blocks.push_back(block);
+  run.blocks.push_back(plain_block(DType::u8, std::vector{c.state()}));
+  run.blocks.back().aligned = true;  // a cache's state is an allocation of its own
   for (const KvRole role : {KvRole::k, KvRole::v}) {
     for (const Block& made : Stream(c, role, random).blocks()) run.blocks.push_back(made);
   }
@@ -169,36 +136,19 @@ OpRun make_append(const AppendCase& c) {
 }
 
 OpCase append_case(AppendCase c, const std::string& what) {
-  c.name = "kv_append " + std::string(name(c.k)) + "/" + std::string(name(c.v)) + " from " +
-           std::string(name(c.source)) + " " + what;
-  OpCase op_case;
-  op_case.name = c.name;
-  op_case.supported = [](const Device& device) { return has_kernel(device, "kv_append"); };
-  op_case.make = [c] { return make_append(c); };
-  return op_case;
-}
-
-OpCase plain_case(const std::string& kernel, const std::string& what,
-                  const std::function<OpRun()>& make) {
-  OpCase op_case;
-  op_case.name = kernel + " " + what;
-  op_case.supported = [kernel](const Device& device) { return has_kernel(device, kernel); };
-  op_case.make = make;
-  return op_case;
+  const std::string text = str_cat(c.k, "/", c.v, " from ", c.source, " ", what);
+  c.name = "kv_append " + text;
+  return kernel_case("kv_append", text, [c] { return make_append(c); });
 }
 
 // The state as it is given, and the positions of the step.
 OpRun make_extend(uint64_t start, uint64_t tokens) {
   OpRun run;
   const abi::KvExtendParams params{{start, start + tokens, start / 2}, tokens};
-  Block state, positions;
-  state.dtype = DType::u8;
-  state.aligned = true;
+  Block state = plain_block(DType::u8, std::vector{params.state});
   state.before = pattern_bytes(sizeof(params.state), 1);
-  state.after.resize(sizeof(params.state));
-  std::memcpy(state.after.data(), &params.state, sizeof(params.state));
-  positions.dtype = DType::i32;
-  positions.before = positions.after = pattern_bytes((tokens + 3) * 4, 2);
+  state.aligned = true;
+  Block positions = plain_block(DType::i32, pattern_bytes((tokens + 3) * 4, 2));
   for (uint64_t i = 0; i < tokens; ++i)
     reference::store_bits(DType::i32, positions.after.data(), i, static_cast<uint32_t>(start + i));
   run.blocks = {state, positions};
@@ -211,9 +161,8 @@ OpRun make_extend(uint64_t start, uint64_t tokens) {
 
 OpRun make_copy(uint64_t bytes) {
   OpRun run;
-  Block from, to;
-  from.dtype = to.dtype = DType::u8;
-  from.before = from.after = to.after = pattern_bytes(bytes, 3);
+  const Block from = plain_block(DType::u8, pattern_bytes(bytes, 3));
+  Block to = from;
   to.before = pattern_bytes(bytes, 4);
   run.blocks = {from, to};
   run.commands = bytes == 0 ? 0 : 1;
@@ -228,9 +177,7 @@ OpRun make_words(uint64_t words, uint64_t apart) {
   std::vector<WordRun> runs;
   for (uint64_t at = 0, count = 1; at < words; at += count++ + apart)
     runs.push_back({at, std::min(count, words - at)});
-  Block to;
-  to.dtype = DType::i32;
-  to.before = to.after = pattern_bytes(words * sizeof(int32_t), 5);
+  Block to = plain_block(DType::i32, pattern_bytes(words * sizeof(int32_t), 5));
   uint64_t sum = 0;
   for (const WordRun& run : runs) {
     std::memcpy(to.after.data() + run.at * sizeof(int32_t), values.data() + run.at,
@@ -251,10 +198,8 @@ OpRun make_words(uint64_t words, uint64_t apart) {
 OpRun make_copy_rows(uint64_t rows, uint64_t bytes) {
   OpRun run;
   const uint64_t from_stride = bytes + 5, to_stride = bytes + 32;
-  Block from, to;
-  from.dtype = to.dtype = DType::u8;
-  from.before = from.after = pattern_bytes(rows * from_stride, 3);
-  to.before = to.after = pattern_bytes(rows * to_stride, 4);
+  const Block from = plain_block(DType::u8, pattern_bytes(rows * from_stride, 3));
+  Block to = plain_block(DType::u8, pattern_bytes(rows * to_stride, 4));
   for (uint64_t row = 0; row < rows; ++row) {
     const auto* const first = from.before.data() + row * from_stride;
     std::copy(first, first + bytes, to.after.data() + row * to_stride);
@@ -293,9 +238,8 @@ std::vector<OpCase> kv_cache_cases() {
       c.tail = near && i % 3 != 0 ? 5 : 0;
       c.tokens = i % 5 == 4 ? 9 : 1 + i % 5;
       c.start = i % 7 == 6 ? 2 : 35 + i % 9;  // the sink tokens are new, or the body wraps
-      cases.push_back(append_case(c, "sink tokens " + std::to_string(c.sink_tokens) + " tail " +
-                                         std::to_string(c.tail) + " at " + std::to_string(c.start) +
-                                         " tokens " + std::to_string(c.tokens)));
+      cases.push_back(append_case(c, str_cat("sink tokens ", c.sink_tokens, " tail ", c.tail,
+                                             " at ", c.start, " tokens ", c.tokens)));
       ++i;
     }
   }
@@ -306,18 +250,17 @@ std::vector<OpCase> kv_cache_cases() {
     cases.push_back(append_case(c, "a longer step"));
   }
   for (const uint64_t tokens : {1u, 5u, 300u})
-    cases.push_back(plain_case("kv_extend", std::to_string(tokens) + " tokens",
-                               [tokens] { return make_extend(7, tokens); }));
+    cases.push_back(kernel_case("kv_extend", str_cat(tokens, " tokens"),
+                                [tokens] { return make_extend(7, tokens); }));
   for (const uint64_t bytes : {0u, 1u, 15u, 16u, 4097u, 70001u})
-    cases.push_back(plain_case("bytes_copy", std::to_string(bytes) + " bytes",
-                               [bytes] { return make_copy(bytes); }));
+    cases.push_back(
+        kernel_case("bytes_copy", str_cat(bytes, " bytes"), [bytes] { return make_copy(bytes); }));
   for (const uint64_t bytes : {1u, 27u, 4096u, 1200000u})
-    cases.push_back(plain_case("bytes_copy", "3 rows of " + std::to_string(bytes) + " bytes",
-                               [bytes] { return make_copy_rows(3, bytes); }));
+    cases.push_back(kernel_case("bytes_copy", str_cat("3 rows of ", bytes, " bytes"),
+                                [bytes] { return make_copy_rows(3, bytes); }));
   for (const auto& [words, apart] : {std::pair{1u, 0u}, {5u, 1u}, {976u, 3u}, {1100u, 0u}})
-    cases.push_back(plain_case(
-        "words_write", std::to_string(words) + " words, " + std::to_string(apart) + " apart",
-        [=] { return make_words(words, apart); }));
+    cases.push_back(kernel_case("words_write", str_cat(words, " words, ", apart, " apart"),
+                                [=] { return make_words(words, apart); }));
   return cases;
 }
 

@@ -82,11 +82,8 @@ double bound_of(const HadamardCase& c, const std::vector<double>& x) {
 
 void expect_row(const HadamardCase& c, const std::vector<double>& x, uint64_t begin, Block& out) {
   if (!c.expected.empty()) {
-    for (uint64_t j = 0; j < c.points; ++j) {
-      const auto bits = std::bit_cast<uint32_t>(c.expected[j]);
-      reference::store_bits(c.out, out.after.data(), begin + j,
-                            reference::convert(DType::f32, c.out, bits));
-    }
+    for (uint64_t j = 0; j < c.points; ++j)
+      reference::store_value(c.out, out.after.data(), begin + j, c.expected[j]);
     return;
   }
   std::vector<double> y = transformed(c, x, c.options.direction);
@@ -108,8 +105,7 @@ OpRun make_run(const HadamardCase& c) {
     const uint64_t begin = row_begin(c, row / c.inner, row % c.inner);
     for (uint64_t j = 0; j < c.points; ++j) {
       const float value = !c.row.empty() ? c.row[j] : values[row * c.points + j];
-      const uint32_t bits = reference::convert(DType::f32, c.x, std::bit_cast<uint32_t>(value));
-      reference::store_bits(c.x, in.before.data(), begin + j, bits);
+      reference::store_value(c.x, in.before.data(), begin + j, value);
     }
   }
   const Bytes given = in.before;
@@ -122,7 +118,7 @@ OpRun make_run(const HadamardCase& c) {
       x[j] = reference::load_value(c.x, given.data(), begin + j);
     expect_row(c, x, begin, out);
   }
-  run.commands = c.calls;
+  run.commands = c.outer * c.inner == 0 ? 0 : c.calls;
   run.record = [c](Encoder& encoder, std::span<const Tensor> t) {
     const Tensor from = rows_view(c, t.front()), to = rows_view(c, t.back());
     hadamard(encoder, {from, to}, c.options);
@@ -135,10 +131,10 @@ OpRun make_run(const HadamardCase& c) {
 
 std::string describe(const HadamardCase& c) {
   constexpr const char* kSigns[] = {"none", "native", "mlx_native"};
-  return std::string(name(c.x)) + " to " + std::string(name(c.out)) + " points " +
-         std::to_string(c.points) + " signs " + kSigns[static_cast<size_t>(c.options.signs)] +
-         (c.options.direction == HadamardDirection::forward ? " forward" : " inverse") +
-         (c.in_place ? " in place" : "") + (c.calls == 2 ? " and back" : "");
+  return str_cat(c.x, " to ", c.out, " points ", c.points, " signs ",
+                 kSigns[static_cast<size_t>(c.options.signs)],
+                 c.options.direction == HadamardDirection::forward ? " forward" : " inverse",
+                 c.in_place ? " in place" : "", c.calls == 2 ? " and back" : "");
 }
 
 // Every size: powers of two from 2, and multiples of 8.
@@ -177,10 +173,7 @@ std::vector<HadamardCase> dtype_cases() {
   for (const DType x : kFloats) {
     for (const DType out : kFloats) {
       for (const uint64_t points : {2u, 8u, 80u, 128u, 512u}) {
-        HadamardCase c;
-        c.x = x;
-        c.out = out;
-        c.points = points;
+        HadamardCase c{.x = x, .out = out, .points = points};
         c.options.signs = HadamardSigns::native;
         c.layout = static_cast<RowLayout>(points % 3);
         c.in_place = x == out;
@@ -188,14 +181,8 @@ std::vector<HadamardCase> dtype_cases() {
       }
     }
   }
-  HadamardCase many;
-  many.outer = 40;
-  many.inner = 13;
-  many.points = 192;
-  cases.push_back(many);
-  HadamardCase none;
-  none.inner = 0;
-  cases.push_back(none);
+  cases.push_back({.outer = 40, .inner = 13, .points = 192});
+  cases.push_back({.inner = 0});
   return cases;
 }
 
@@ -260,15 +247,7 @@ std::vector<OpCase> hadamard_cases() {
   for (const auto& list : {size_cases(), dtype_cases(), exact_cases()}) {
     for (HadamardCase c : list) {
       c.name = describe(c);
-      OpCase op_case;
-      op_case.name = "hadamard " + c.name;
-      op_case.supported = [](const Device& device) { return has_kernel(device, "hadamard"); };
-      op_case.make = [c] {
-        OpRun run = make_run(c);
-        if (c.outer * c.inner == 0) run.commands = 0;
-        return run;
-      };
-      cases.push_back(op_case);
+      cases.push_back(kernel_case("hadamard", c.name, [c] { return make_run(c); }));
     }
   }
   return cases;

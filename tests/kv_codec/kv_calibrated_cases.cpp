@@ -9,26 +9,15 @@
 namespace gyre::test {
 namespace {
 
-std::mt19937 generator(const std::string& text) {
-  std::seed_seq seed(text.begin(), text.end());
-  return std::mt19937(seed);
-}
-
 // Normal numbers times `spread`, and `diagonal` on the diagonal of each [n, n].
 std::vector<float> random_matrices(const std::string& seed, uint64_t heads, uint64_t n,
                                    float spread, float diagonal) {
-  std::mt19937 random = generator(seed);
+  std::mt19937 random = random_of(seed);
   std::normal_distribution<float> normal;
   std::vector<float> values(heads * n * n);
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = spread * normal(random) + (i / n % n == i % n ? diagonal : 0.0f);
   return values;
-}
-
-Block floats(const std::vector<float>& values) {
-  Bytes bytes(values.size() * sizeof(float));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return plain_block(DType::f32, std::move(bytes));
 }
 
 // Values of one of K and V; empty: not given.
@@ -78,10 +67,6 @@ struct KvCalibratedCase {
   }
 };
 
-uint64_t rows_at(const KvCalibratedCase& c, uint64_t token, uint64_t head) {
-  return token * c.heads + head;
-}
-
 // Blocks of a stream: source, codes, scales, then those of its calibration.
 void add_stream(const KvCalibratedCase& c, bool is_v, std::vector<Block>& blocks) {
   const KvStream& stream = c.stream(is_v);
@@ -90,22 +75,19 @@ void add_stream(const KvCalibratedCase& c, bool is_v, std::vector<Block>& blocks
   const auto places = places_of({stream.format, role, c.heads, c.capacity, n});
   const CalibrationValues calibration =
       c.calibrated(is_v) ? c.calibration(is_v) : CalibrationValues{};
+  const auto values = kv_values(c.values, c.tokens * c.heads, n, c.name + (is_v ? "v" : "k"));
   Block source, codes, scales;
   source.dtype = c.source;
-  const auto values = kv_values(c.values, c.tokens * c.heads, n, c.name + (is_v ? "v" : "k"));
   source.before.resize(values.size() * size_bytes(c.source));
-  codes.dtype = scales.dtype = DType::u8;
-  codes.before = codes.after = pattern_bytes(c.heads * places.head_bytes(), is_v ? 5 : 4);
-  scales.before = scales.after = pattern_bytes(c.heads * places.scale_head_bytes(), is_v ? 7 : 6);
+  codes = plain_block(DType::u8, pattern_bytes(c.heads * places.head_bytes(), is_v ? 5 : 4));
+  scales = plain_block(DType::u8, pattern_bytes(c.heads * places.scale_head_bytes(), is_v ? 7 : 6));
   for (uint64_t t = 0; t < c.tokens; ++t) {
     for (uint64_t g = 0; g < c.heads; ++g) {
       std::vector<float> row(n);
       for (uint64_t e = 0; e < n; ++e) {
-        const uint64_t at = rows_at(c, t, g) * n + e;
-        const uint32_t bits =
-            reference::convert(DType::f32, c.source, std::bit_cast<uint32_t>(values[at]));
-        reference::store_bits(c.source, source.before.data(), at, bits);
-        row[e] = std::bit_cast<float>(reference::convert(c.source, DType::f32, bits));
+        const uint64_t at = (t * c.heads + g) * n + e;
+        reference::store_value(c.source, source.before.data(), at, values[at]);
+        row[e] = reference::rounded(c.source, values[at]);
       }
       reference::KvCodes made;
       if (c.calibrated(is_v)) {
@@ -122,7 +104,7 @@ void add_stream(const KvCalibratedCase& c, bool is_v, std::vector<Block>& blocks
   for (Block* block : {&source, &codes, &scales}) blocks.push_back(std::move(*block));
   for (const auto* of : {&calibration.matrix, &calibration.inverse, &calibration.mean,
                          &calibration.factor, &calibration.diagonal})
-    blocks.push_back(floats(of->empty() ? std::vector<float>{0.0f} : *of));
+    blocks.push_back(plain_block(DType::f32, of->empty() ? std::vector<float>{0.0f} : *of));
 }
 
 KvCalibration calibration_of(const KvCalibratedCase& c, bool is_v, std::span<const Tensor> t) {
@@ -140,13 +122,11 @@ KvCalibration calibration_of(const KvCalibratedCase& c, bool is_v, std::span<con
 }
 
 OpCase make_case(const KvCalibratedCase& c) {
-  OpCase op_case;
-  op_case.name = "kv_calibrated " + c.name;
-  op_case.supported = [c](const Device& device) {
+  const auto supported = [c](const Device& device) {
     return has_kernel(device, "kv_feedback") &&
            supports(device, KvQuantizeTypes{c.source, c.k.format});
   };
-  op_case.make = [c] {
+  const auto make = [c] {
     OpRun run;
     add_stream(c, false, run.blocks);
     add_stream(c, true, run.blocks);
@@ -170,7 +150,7 @@ OpCase make_case(const KvCalibratedCase& c) {
     };
     return run;
   };
-  return op_case;
+  return {.name = "kv_calibrated " + c.name, .supported = supported, .make = make};
 }
 
 constexpr KvValues kKinds[] = {KvValues::everyday, KvValues::extreme, KvValues::ties};
@@ -186,12 +166,10 @@ OpCase varied_case(KvCalibratedCase c, uint64_t i, uint64_t kind) {
   c.feedback = i % 5 != 4;
   c.v_plain = i % 7 == 6;
   c.gains = i % 9;
-  c.name = std::string(name(c.k.format)) + "/" + std::to_string(c.k.head_dim) + " " +
-           std::string(name(c.v.format)) + "/" + std::to_string(c.v.head_dim) + " from " +
-           std::string(name(c.source)) + " values " + std::to_string(kind) +
-           (c.transform ? " transform" : "") + (c.transform && c.mean ? " mean" : "") +
-           (c.feedback ? " feedback" : "") + (c.v_plain ? " plain v" : "") + " gains " +
-           std::to_string(c.gains);
+  c.name = str_cat(c.k.format, "/", c.k.head_dim, " ", c.v.format, "/", c.v.head_dim, " from ",
+                   c.source, " values ", kind, c.transform ? " transform" : "",
+                   c.transform && c.mean ? " mean" : "", c.feedback ? " feedback" : "",
+                   c.v_plain ? " plain v" : "", " gains ", c.gains);
   if (!c.transform && !c.feedback && c.gains == 0) c.gains = 1;  // a calibration has something
   return make_case(c);
 }
@@ -225,30 +203,27 @@ OpRun make_run(const KvTransformCase& c) {
   const auto before = kv_values(KvValues::everyday, c.kv_heads, n, c.name + "m");
   const auto after = kv_values(KvValues::everyday, c.kv_heads, n, c.name + "a");
   const auto values = kv_values(KvValues::everyday, c.tokens * heads, n, c.name);
-  Block x, out;
-  x.dtype = c.x, out.dtype = c.out;
+  Block x, out = plain_block(c.out, pattern_bytes(count * size_bytes(c.out), 3));
+  x.dtype = c.x;
   x.before.resize(count * size_bytes(c.x));
-  out.before = out.after = pattern_bytes(count * size_bytes(c.out), 3);
   for (uint64_t row = 0; row < c.tokens * heads; ++row) {
     const uint64_t g = row % heads / c.group;
     std::vector<float> y(n);
     for (uint64_t e = 0; e < n; ++e) {
-      const uint32_t bits =
-          reference::convert(DType::f32, c.x, std::bit_cast<uint32_t>(values[row * n + e]));
-      reference::store_bits(c.x, x.before.data(), row * n + e, bits);
-      y[e] = std::bit_cast<float>(reference::convert(c.x, DType::f32, bits));
+      reference::store_value(c.x, x.before.data(), row * n + e, values[row * n + e]);
+      y[e] = reference::rounded(c.x, values[row * n + e]);
       if (c.before) y[e] = y[e] - before[g * n + e];
     }
     std::vector<float> z = reference::calibrated_product(matrix.data() + g * n * n, y);
     for (uint64_t e = 0; e < n; ++e) {
       if (c.after) z[e] = z[e] + after[g * n + e];
-      reference::store_bits(c.out, out.after.data(), row * n + e,
-                            reference::convert(DType::f32, c.out, std::bit_cast<uint32_t>(z[e])));
+      reference::store_value(c.out, out.after.data(), row * n + e, z[e]);
     }
   }
   x.after = c.in_place ? out.after : x.before;
   OpRun run;
-  run.blocks = {x, floats(matrix), floats(before), floats(after)};
+  run.blocks = {x, plain_block(DType::f32, matrix), plain_block(DType::f32, before),
+                plain_block(DType::f32, after)};
   if (!c.in_place) run.blocks.push_back(out);
   run.record = [c, heads](Encoder& encoder, std::span<const Tensor> t) {
     const Dims rows = {c.tokens, heads, c.head_dim};
@@ -274,8 +249,7 @@ std::vector<OpCase> kv_calibrated_cases() {
     for (uint64_t d = 0; d < std::size(kDims); ++d) {
       for (uint64_t kind = 0; kind < 3; ++kind) {
         const uint64_t i = f * 15 + d * 3 + kind;
-        KvCalibratedCase c;
-        c.source = kFloats[(i + i / 3) % 3];
+        KvCalibratedCase c{.source = kFloats[(i + i / 3) % 3]};
         c.k = {native_formats()[f], kDims[d]};
         c.v = {native_formats()[(f + kind) % formats], kDims[(d + kind) % std::size(kDims)]};
         cases.push_back(varied_case(c, i, kind));
@@ -300,15 +274,9 @@ std::vector<OpCase> kv_transform_cases() {
       c.before = i % 2 == 0;
       c.after = i % 3 == 0;
       c.in_place = c.x == c.out && i % 2 == 1;
-      c.name = "head_dim " + std::to_string(head_dim) + " tokens " + std::to_string(c.tokens) +
-               " group " + std::to_string(c.group) + " " + std::string(name(c.x)) + " to " +
-               std::string(name(c.out)) + (c.in_place ? " in place" : "") + " number " +
-               std::to_string(i++);
-      OpCase op_case;
-      op_case.name = "kv_transform " + c.name;
-      op_case.supported = [](const Device& device) { return has_kernel(device, "kv_transform"); };
-      op_case.make = [c] { return make_run(c); };
-      cases.push_back(std::move(op_case));
+      c.name = str_cat("head_dim ", head_dim, " tokens ", c.tokens, " group ", c.group, " ", c.x,
+                       " to ", c.out, c.in_place ? " in place" : "", " number ", i++);
+      cases.push_back(kernel_case("kv_transform", c.name, [c] { return make_run(c); }));
     }
   }
   return cases;

@@ -16,11 +16,6 @@ using reference::KvSide;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-std::mt19937 generator(const std::string& text) {
-  std::seed_seq seed(text.begin(), text.end());
-  return std::mt19937(seed);
-}
-
 void fill_extreme_row(uint64_t kind, std::mt19937& random, std::span<float> row) {
   std::normal_distribution<float> everyday;
   constexpr float kSizes[] = {1e30f, 1e-30f, 1e-34f, 1.0f, 1.0f, 1.0f, 0.0f, 1e19f, 1e-13f, 3e4f};
@@ -39,10 +34,6 @@ void fill_extreme_row(uint64_t kind, std::mt19937& random, std::span<float> row)
   }
 }
 
-uint32_t narrow_bits(DType dtype, float value) {
-  return reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(value));
-}
-
 uint64_t quantized_tokens(const KvQuantizeCase& c) {
   return c.options.tokens.value_or(c.source_tokens - c.options.source_begin);
 }
@@ -54,15 +45,6 @@ KvShape shape_of(const KvQuantizeCase& c, bool v) {
 
 KvSide source_of(const KvQuantizeCase& c, bool v) {
   return {c.source, c.layout, c.source_tokens, c.heads, v ? c.v->head_dim : c.k->head_dim, 0};
-}
-
-std::vector<float> load_row(const KvSide& side, const Bytes& memory, uint64_t t, uint64_t g) {
-  std::vector<float> row(side.head_dim);
-  for (uint64_t e = 0; e < side.head_dim; ++e) {
-    row[e] =
-        static_cast<float>(reference::load_value(side.dtype, memory.data(), side.index(t, g, e)));
-  }
-  return row;
 }
 
 // Multiplies a row by the last factor before its first scale changes, or by the next one. There the
@@ -91,14 +73,9 @@ Bytes source_bytes(const KvQuantizeCase& c, bool v) {
                        r % 2 == 1, std::span(values).subspan(r * side.head_dim, side.head_dim));
   }
   Bytes bytes = pattern_bytes(side.elements() * size_bytes(side.dtype), 3);
-  for (uint64_t t = 0; t < side.tokens; ++t) {
-    for (uint64_t g = 0; g < side.heads; ++g) {
-      for (uint64_t e = 0; e < side.head_dim; ++e) {
-        const float value = values[(t * side.heads + g) * side.head_dim + e];
-        reference::store_bits(side.dtype, bytes.data(), side.index(t, g, e),
-                              narrow_bits(side.dtype, value));
-      }
-    }
+  for (uint64_t r = 0; r < side.tokens * side.heads; ++r) {
+    reference::store_row(side, bytes, r / side.heads, r % side.heads,
+                         std::span(values).subspan(r * side.head_dim, side.head_dim));
   }
   return bytes;
 }
@@ -107,18 +84,16 @@ Bytes source_bytes(const KvQuantizeCase& c, bool v) {
 void quantize(const KvQuantizeCase& c, bool v, std::vector<Block>& blocks) {
   const KvSide side = source_of(c, v);
   const KvPlaces places = places_of(shape_of(c, v));
-  Block source, codes, scales;
-  source.dtype = c.source;
-  source.before = source.after = source_bytes(c, v);
-  codes.dtype = scales.dtype = DType::u8;
-  codes.before = codes.after = pattern_bytes(c.heads * places.head_bytes(), v ? 5 : 4);
-  scales.before = scales.after = pattern_bytes(c.heads * places.scale_head_bytes(), v ? 7 : 6);
+  Block source = plain_block(c.source, source_bytes(c, v)), codes, scales;
+  codes = plain_block(DType::u8, pattern_bytes(c.heads * places.head_bytes(), v ? 5 : 4));
+  scales = plain_block(DType::u8, pattern_bytes(c.heads * places.scale_head_bytes(), v ? 7 : 6));
   const uint64_t tokens = quantized_tokens(c);
   for (uint64_t t = 0; t < tokens; ++t) {
     if (t + c.capacity < tokens) continue;  // overwritten
     const uint64_t slot = (c.options.position % c.capacity + t) % c.capacity;
     for (uint64_t g = 0; g < c.heads; ++g) {
-      const auto row = load_row(side, source.before, c.options.source_begin + t, g);
+      const auto row =
+          reference::load_row<float>(side, source.before, c.options.source_begin + t, g);
       reference::kv_store(places, slot, reference::kv_feedback(places.coder, row),
                           codes.after.data() + g * places.head_bytes(),
                           scales.after.data() + g * places.scale_head_bytes());
@@ -181,8 +156,8 @@ void expect_rotated(const std::vector<double>& y, const KvSide& side, uint64_t t
       expect_near(out, side.index(t, g, j), y[j], 0);
       continue;
     }
-    reference::store_bits(out.dtype, out.after.data(), side.index(t, g, j),
-                          narrow_bits(out.dtype, static_cast<float>(y[j])));
+    reference::store_value(out.dtype, out.after.data(), side.index(t, g, j),
+                           static_cast<float>(y[j]));
   }
 }
 
@@ -194,8 +169,7 @@ std::vector<Block> dequantize_blocks(const KvDequantizeCase& c) {
   codes.dtype = scales.dtype = DType::u8;
   codes.before = pattern_bytes(c.heads * places.head_bytes(), 4);
   scales.before = pattern_bytes(c.heads * places.scale_head_bytes(), 6);
-  out.dtype = c.out;
-  out.before = out.after = pattern_bytes(side.elements() * size_bytes(c.out), 3);
+  out = plain_block(c.out, pattern_bytes(side.elements() * size_bytes(c.out), 3));
   const auto values = kv_values(c.values, c.capacity * c.heads, c.stream.head_dim, c.name);
   for (uint64_t slot = 0; slot < c.capacity; ++slot) {
     for (uint64_t g = 0; g < c.heads; ++g) {
@@ -219,7 +193,7 @@ std::vector<Block> dequantize_blocks(const KvDequantizeCase& c) {
 
 std::vector<float> kv_values(KvValues kind, uint64_t count, uint64_t head_dim,
                              const std::string& seed) {
-  std::mt19937 random = generator(seed);
+  std::mt19937 random = random_of(seed);
   std::normal_distribution<float> everyday;
   std::vector<float> values(count * head_dim);
   for (float& v : values)
@@ -245,8 +219,7 @@ KvPlaces places_of(const KvShape& shape) {
 
 void expect_near(Block& block, uint64_t at, double value, double tolerance) {
   if (block.near.empty()) block.near.resize(block.after.size() / size_bytes(block.dtype));
-  const auto nearest = static_cast<float>(value);
-  reference::store_bits(block.dtype, block.after.data(), at, narrow_bits(block.dtype, nearest));
+  reference::store_value(block.dtype, block.after.data(), at, static_cast<float>(value));
   const double stored = reference::load_value(block.dtype, block.after.data(), at);
   if (std::isinf(stored)) return;  // bit for bit
   const reference::Format format = reference::format_of(block.dtype);
@@ -258,14 +231,12 @@ void expect_near(Block& block, uint64_t at, double value, double tolerance) {
 }
 
 OpCase make_case(const KvQuantizeCase& numbers) {
-  OpCase op_case;
-  op_case.name = "kv_quantize " + numbers.name;
-  op_case.supported = [numbers](const Device& device) {
+  const auto supported = [numbers](const Device& device) {
     if (numbers.values == KvValues::subnormal && !keeps_subnormals(device)) return false;
     return (!numbers.k || supports(device, KvQuantizeTypes{numbers.source, numbers.k->format})) &&
            (!numbers.v || supports(device, KvQuantizeTypes{numbers.source, numbers.v->format}));
   };
-  op_case.make = [numbers] {
+  const auto make = [numbers] {
     OpRun run;
     if (numbers.k) quantize(numbers, false, run.blocks);
     if (numbers.v) quantize(numbers, true, run.blocks);
@@ -275,17 +246,15 @@ OpCase make_case(const KvQuantizeCase& numbers) {
     };
     return run;
   };
-  return op_case;
+  return {.name = "kv_quantize " + numbers.name, .supported = supported, .make = make};
 }
 
 OpCase make_case(const KvDequantizeCase& numbers) {
-  OpCase op_case;
-  op_case.name = "kv_dequantize " + numbers.name;
-  op_case.supported = [numbers](const Device& device) {
+  const auto supported = [numbers](const Device& device) {
     if (numbers.values == KvValues::subnormal && !keeps_subnormals(device)) return false;
     return supports(device, KvQuantizeTypes{numbers.out, numbers.stream.format});
   };
-  op_case.make = [numbers] {
+  const auto make = [numbers] {
     OpRun run;
     run.blocks = dequantize_blocks(numbers);
     run.commands = numbers.tokens * numbers.heads == 0 ? 0 : 1;
@@ -295,7 +264,7 @@ OpCase make_case(const KvDequantizeCase& numbers) {
     };
     return run;
   };
-  return op_case;
+  return {.name = "kv_dequantize " + numbers.name, .supported = supported, .make = make};
 }
 
 }  // namespace gyre::test

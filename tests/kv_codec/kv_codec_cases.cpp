@@ -8,35 +8,21 @@ namespace {
 
 constexpr uint64_t kHeadDims = std::size(kCodecHeadDims);
 
-std::string text(const KvStream& stream) {
-  return std::string(name(stream.format)) + "/" + std::to_string(stream.head_dim);
-}
+std::string text(const KvStream& stream) { return str_cat(stream.format, "/", stream.head_dim); }
 
 KvFormat native(uint64_t index) { return format_of(FormatClass::levels, index); }
 
-template <class Case>
-std::vector<OpCase> made(const std::vector<std::vector<Case>>& lists) {
-  std::vector<OpCase> cases;
-  for (const auto& list : lists) {
-    for (const Case& numbers : list) cases.push_back(make_case(numbers));
-  }
-  return cases;
-}
-
 // Both streams, of formats and head dims that walk through all pairs.
 KvQuantizeCase slot_case(uint64_t capacity, CacheKind kind, uint64_t position, uint64_t tokens) {
-  KvQuantizeCase c;
+  KvQuantizeCase c{.source_tokens = tokens, .capacity = capacity};
   const uint64_t i = position + tokens;
   c.k = {native(i), i % 2 == 0 ? 16u : 24u};
   c.v = KvStream{native(i + position), i % 2 == 0 ? 24u : 16u};
-  c.capacity = capacity;
-  c.source_tokens = tokens;
   c.heads = 1 + i % 2;
   c.layout = kPlainLayouts[i % 2];
   c.options = {.position = position, .cache = kind};
-  c.name = std::string(kind == CacheKind::ring ? "ring" : "linear") + " capacity " +
-           std::to_string(capacity) + " position " + std::to_string(position) + " tokens " +
-           std::to_string(tokens) + " " + text(*c.k) + " " + text(*c.v);
+  c.name = str_cat(kind == CacheKind::ring ? "ring" : "linear", " capacity ", capacity,
+                   " position ", position, " tokens ", tokens, " ", text(*c.k), " ", text(*c.v));
   return c;
 }
 
@@ -58,8 +44,8 @@ std::vector<KvQuantizeCase> kv_format_cases() {
         c.v = KvStream{native(f + i), kCodecHeadDims[(d + i) % kHeadDims]};
         c.options.position = 3 + i % 2;
         if (c.values == KvValues::extreme) c.source_tokens = 10, c.capacity = 14;
-        c.name = text(*c.k) + " " + text(*c.v) + " from " + std::string(name(c.source)) + " " +
-                 layout_name(c.layout) + " values " + std::to_string(i / 3);
+        c.name = str_cat(text(*c.k), " ", text(*c.v), " from ", c.source, " ",
+                         layout_name(c.layout), " values ", i / 3);
         cases.push_back(c);
       }
     }
@@ -72,11 +58,8 @@ std::vector<KvQuantizeCase> kv_scale_edge_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const uint64_t head_dim : {16u, 24u, 32u, 64u, 128u, 256u, 512u, 1024u}) {
     for (const KvFormat format : {KvFormat::tq4, KvFormat::tq8}) {
-      KvQuantizeCase c;
-      c.k = {format, head_dim};
-      c.v = c.k;
-      c.source_tokens = c.capacity = 16;
-      c.heads = 1;
+      KvQuantizeCase c{.source_tokens = 16, .capacity = 16, .heads = 1};
+      c.k = c.v = {format, head_dim};
       c.values = KvValues::scale_edges;
       c.name = text(*c.k) + " at the edges of scales";
       cases.push_back(c);
@@ -92,15 +75,13 @@ std::vector<KvQuantizeCase> kv_pair_cases() {
     for (const DType source : kFloats) {
       for (const KvLayout layout : kPlainLayouts) {
         for (const bool v_alone : {false, true}) {
-          KvQuantizeCase c;
+          KvQuantizeCase c{.source = source, .layout = layout};
           const KvStream stream{k, source == DType::f16 ? 128u : 80u};
           c.k = v_alone ? std::nullopt : std::optional(stream);
           c.v = v_alone ? std::optional(stream) : std::nullopt;
-          c.source = source;
-          c.layout = layout;
           c.options.position = 2;
-          c.name = text(stream) + (v_alone ? " V" : " K") + " alone from " +
-                   std::string(name(source)) + " " + layout_name(layout);
+          c.name = str_cat(text(stream), v_alone ? " V" : " K", " alone from ", source, " ",
+                           layout_name(layout));
           cases.push_back(c);
         }
       }
@@ -146,21 +127,15 @@ std::vector<KvQuantizeCase> kv_codec_range_cases() {
       c.v = KvStream{KvFormat::tq6, 24};
       c.layout = kPlainLayouts[begin % 2];
       c.options = {.position = 3, .source_begin = begin, .tokens = tokens};
-      c.name = "begin " + std::to_string(begin) + " tokens " + std::to_string(tokens);
+      c.name = str_cat("begin ", begin, " tokens ", tokens);
       cases.push_back(c);
     }
   }
-  KvQuantizeCase no_heads;
-  no_heads.heads = 0;
-  no_heads.name = "no heads";
-  cases.push_back(no_heads);
+  cases.push_back({.name = "no heads", .heads = 0});
   for (const KvFormat format : native_formats()) {
-    KvQuantizeCase c;
+    KvQuantizeCase c{.source_tokens = 70, .capacity = 61, .heads = 3};
     c.k = {format, 128};
     c.v = KvStream{format, 192};
-    c.source_tokens = 70;
-    c.capacity = 61;
-    c.heads = 3;
     c.options = {.position = 50, .cache = CacheKind::ring};
     c.name = "many tasks " + text(*c.k);
     cases.push_back(c);
@@ -174,18 +149,15 @@ std::vector<KvDequantizeCase> kv_decode_cases() {
   for (const KvFormat format : native_formats()) {
     for (const uint64_t head_dim : kCodecHeadDims) {
       for (uint64_t i = 0; i < 12; ++i) {
-        KvDequantizeCase c;
-        c.out = kFloats[i % 3];
+        KvDequantizeCase c{.out = kFloats[i % 3], .capacity = 12, .tokens = 10};
         c.role = i / 3 % 2 == 0 ? KvRole::k : KvRole::v;
         c.options.domain = i / 6 == 0 ? KvDomain::restored : KvDomain::rotated;
         c.options.first_slot = 2;
         c.layout = i % 4 == 3 ? KvLayout::padded : kPlainLayouts[i % 2];
         c.values = i % 5 == 0 ? KvValues::extreme : KvValues::everyday;
-        c.capacity = 12;
-        c.tokens = 10;
         c.stream = {format, head_dim};
-        c.name = text(c.stream) + (c.role == KvRole::k ? " k" : " v") + " to " +
-                 std::string(name(c.out)) + (i / 6 == 0 ? " restored" : " rotated");
+        c.name = str_cat(text(c.stream), c.role == KvRole::k ? " k" : " v", " to ", c.out,
+                         i / 6 == 0 ? " restored" : " rotated");
         cases.push_back(c);
       }
     }
@@ -199,14 +171,12 @@ std::vector<KvDequantizeCase> kv_decode_slot_cases() {
   for (const uint64_t capacity : {1u, 9u, 19u}) {
     for (uint64_t first = 0; first <= capacity; ++first) {
       for (uint64_t tokens = 0; tokens <= capacity - first; ++tokens) {
-        KvDequantizeCase c;
-        c.capacity = capacity;
-        c.tokens = tokens;
+        KvDequantizeCase c{.capacity = capacity, .tokens = tokens};
         c.role = (first + tokens) % 2 == 0 ? KvRole::k : KvRole::v;
         c.stream = {native(first + tokens / 2), 24};
         c.options = {.first_slot = first, .domain = KvDomain::rotated};
-        c.name = "capacity " + std::to_string(capacity) + " first " + std::to_string(first) +
-                 " tokens " + std::to_string(tokens) + " " + text(c.stream);
+        c.name = str_cat("capacity ", capacity, " first ", first, " tokens ", tokens, " ",
+                         text(c.stream));
         cases.push_back(c);
       }
     }
@@ -219,10 +189,8 @@ std::vector<KvQuantizeCase> kv_feedback_subnormal_cases() {
   std::vector<KvQuantizeCase> cases;
   for (const KvFormat format : native_formats()) {
     for (const uint64_t head_dim : {24u, 80u, 128u, 576u}) {
-      KvQuantizeCase c;
-      c.k = {format, head_dim};
-      c.v = KvStream{format, head_dim};
-      c.values = KvValues::subnormal;
+      KvQuantizeCase c{.values = KvValues::subnormal};
+      c.k = c.v = {format, head_dim};
       c.name = "subnormal " + text(*c.k);
       cases.push_back(c);
     }
@@ -235,9 +203,7 @@ std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
   std::vector<KvDequantizeCase> cases;
   for (const KvFormat format : native_formats()) {
     for (const KvRole role : {KvRole::k, KvRole::v}) {
-      KvDequantizeCase c;
-      c.role = role;
-      c.stream = {format, 80};
+      KvDequantizeCase c{.role = role, .stream = {format, 80}};
       c.options.domain = KvDomain::rotated;
       c.values = KvValues::subnormal;
       c.name = "subnormal " + text(c.stream) + (role == KvRole::k ? " k" : " v");
@@ -248,7 +214,7 @@ std::vector<KvDequantizeCase> kv_decode_subnormal_cases() {
 }
 
 std::vector<OpCase> kv_quantize_cases() {
-  std::vector<OpCase> cases = made<KvQuantizeCase>(
+  std::vector<OpCase> cases = make_cases<KvQuantizeCase>(
       {kv_format_cases(), kv_scale_edge_cases(), kv_pair_cases(), kv_slot_cases(),
        kv_codec_range_cases(), kv_feedback_subnormal_cases()});
   for (OpCase& c : kv_mlx_native_quantize_cases()) cases.push_back(std::move(c));
@@ -256,7 +222,7 @@ std::vector<OpCase> kv_quantize_cases() {
 }
 
 std::vector<OpCase> kv_dequantize_cases() {
-  std::vector<OpCase> cases = made<KvDequantizeCase>(
+  std::vector<OpCase> cases = make_cases<KvDequantizeCase>(
       {kv_decode_cases(), kv_decode_slot_cases(), kv_decode_subnormal_cases()});
   for (OpCase& c : kv_mlx_native_dequantize_cases()) cases.push_back(std::move(c));
   return cases;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "kv_codec/kv_mlx_native_reference.h"
+#include "numbers.h"
 
 namespace gyre::test {
 namespace {
@@ -17,15 +18,8 @@ KvSide side_of(const KvShape& shape, KvLayout layout) {
 
 std::vector<double> write_dense(const KvSide& side, const KvRowPlace& at,
                                 const std::vector<float>& row, const KvBytes& memory) {
-  std::vector<double> values;
-  for (uint64_t e = 0; e < row.size(); ++e) {
-    const uint32_t bits =
-        reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(row[e]));
-    const uint64_t place = side.index(at.slot, at.head, e);
-    reference::store_bits(side.dtype, memory.codes.data(), place, bits);
-    values.push_back(reference::load_value(side.dtype, memory.codes.data(), place));
-  }
-  return values;
+  reference::store_row(side, memory.codes, at.slot, at.head, row);
+  return reference::load_row<double>(side, memory.codes, at.slot, at.head);
 }
 
 std::vector<double> write_native(const KvShape& shape, const KvRowPlace& at,
@@ -62,16 +56,9 @@ std::vector<double> write_mlx_native(const KvShape& shape, const KvRowPlace& at,
     }
   }
   for (uint64_t i = 0; i < norms.size(); ++i) {
-    reference::store_bits(DType::f32, memory.scales.data(), place * norms.size() + i,
-                          std::bit_cast<uint32_t>(norms[i]));
+    reference::store_value(DType::f32, memory.scales.data(), place * norms.size() + i, norms[i]);
   }
   return reference::mlx_native_restored(codes, norms, book, shape.scale_factor);
-}
-
-uint64_t elements(const Dims& dims) {
-  uint64_t count = 1;
-  for (const uint64_t n : dims) count *= n;
-  return count;
 }
 
 }  // namespace
@@ -102,8 +89,9 @@ KvMemory kv_memory(const KvShape& shape, KvLayout layout) {
     memory.codes.before.resize(side.elements() * size_bytes(side.dtype));
   } else {
     if (class_of(shape.format) == FormatClass::mlx_native) memory.scales.dtype = DType::f32;
-    memory.codes.before.resize(elements(kv_codes_shape(shape)));
-    memory.scales.before.resize(elements(kv_scales_shape(shape)) * size_bytes(memory.scales.dtype));
+    memory.codes.before.resize(elements_of(kv_codes_shape(shape)));
+    memory.scales.before.resize(elements_of(kv_scales_shape(shape)) *
+                                size_bytes(memory.scales.dtype));
   }
   memory.codes.after = memory.codes.before;
   memory.scales.after = memory.scales.before;
@@ -138,6 +126,15 @@ bool has_codes(const KvShape& shape, const std::vector<float>& row) {
   const reference::MlxNativeRow found = reference::mlx_native_normalize(row, shape.scale_factor);
   return std::none_of(found.normalized.begin(), found.normalized.end(),
                       [&](double value) { return reference::mlx_native_index(book, value).near; });
+}
+
+std::vector<float> normal_row(const KvShape& shape, DType dtype, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> row(shape.head_dim);
+  do {
+    for (float& x : row) x = reference::rounded(dtype, normal(random));
+  } while (!has_codes(shape, row));
+  return row;
 }
 
 KvBuffer kv_buffer(const KvShape& shape, KvLayout layout, const Tensor& codes,

@@ -2,6 +2,7 @@
 // One half of a KV cache as bytes, written by the reference, and what it holds in the clear.
 
 #include <functional>
+#include <random>
 #include <vector>
 
 #include "kv_codec/kv_codec_case.h"
@@ -41,6 +42,9 @@ void expect_kv_row(const KvShape& shape, KvLayout layout, const KvRowPlace& at,
 
 // Whether the codes of the row follow from the specification: none lies between two.
 bool has_codes(const KvShape& shape, const std::vector<float>& row);
+
+// A row of normal numbers that the dtype holds, with such codes.
+std::vector<float> normal_row(const KvShape& shape, DType dtype, std::mt19937& random);
 
 // The cache over those bytes, each a flat tensor.
 KvBuffer kv_buffer(const KvShape& shape, KvLayout layout, const Tensor& codes,

@@ -25,24 +25,6 @@ KvSide side_of(DType dtype, const KvShape& shape) {
   return {dtype, KvLayout::token_major, kTokens, kHeads, shape.head_dim, 0};
 }
 
-std::vector<float> fresh_row(const KvShape& shape, DType dtype, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> row(shape.head_dim);
-  do {
-    for (float& x : row) {
-      const uint32_t bits =
-          reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(normal(random)));
-      x = std::bit_cast<float>(reference::convert(dtype, DType::f32, bits));
-    }
-  } while (!has_codes(shape, row));
-  return row;
-}
-
-std::mt19937 random_of(const MlxNativeCase& c) {
-  std::seed_seq seed(c.name.begin(), c.name.end());
-  return std::mt19937(seed);
-}
-
 // Source, codes and scales of one stream.
 void add_quantized(const MlxNativeCase& c, const KvShape& shape, std::mt19937& random, OpRun& run) {
   const KvSide side = side_of(c.dtype, shape);
@@ -50,15 +32,11 @@ void add_quantized(const MlxNativeCase& c, const KvShape& shape, std::mt19937& r
   source.dtype = c.dtype;
   source.before.resize(side.elements() * size_bytes(c.dtype));
   KvMemory cache =
-      kv_memory(shape, kLayout, [&](uint64_t) { return fresh_row(shape, DType::f32, random); });
+      kv_memory(shape, kLayout, [&](uint64_t) { return normal_row(shape, DType::f32, random); });
   for (uint64_t t = 0; t < kTokens; ++t) {
     for (uint64_t h = 0; h < kHeads; ++h) {
-      const std::vector<float> row = fresh_row(shape, c.dtype, random);
-      for (uint64_t e = 0; e < row.size(); ++e) {
-        reference::store_bits(
-            c.dtype, source.before.data(), side.index(t, h, e),
-            reference::convert(DType::f32, c.dtype, std::bit_cast<uint32_t>(row[e])));
-      }
+      const std::vector<float> row = normal_row(shape, c.dtype, random);
+      reference::store_row(side, source.before, t, h, row);
       expect_kv_row(shape, kLayout, {(kPosition + t) % kCapacity, h}, row, cache);
     }
   }
@@ -68,7 +46,7 @@ void add_quantized(const MlxNativeCase& c, const KvShape& shape, std::mt19937& r
 
 OpRun make_quantize(const MlxNativeCase& c) {
   OpRun run;
-  std::mt19937 random = random_of(c);
+  std::mt19937 random = random_of(c.name);
   add_quantized(c, c.k, random, run);
   if (c.v.head_dim != 0) add_quantized(c, c.v, random, run);
   run.record = [c](Encoder& encoder, std::span<const Tensor> t) {
@@ -93,13 +71,11 @@ double length_of(std::span<const double> row) {
 OpRun make_dequantize(const MlxNativeCase& c) {
   constexpr uint64_t kFirst = 2;
   OpRun run;
-  std::mt19937 random = random_of(c);
+  std::mt19937 random = random_of(c.name);
   const KvMemory cache =
-      kv_memory(c.k, kLayout, [&](uint64_t) { return fresh_row(c.k, DType::f32, random); });
+      kv_memory(c.k, kLayout, [&](uint64_t) { return normal_row(c.k, DType::f32, random); });
   const KvSide side = side_of(c.dtype, c.k);
-  Block out;
-  out.dtype = c.dtype;
-  out.before = out.after = pattern_bytes(side.elements() * size_bytes(c.dtype), 3);
+  Block out = plain_block(c.dtype, pattern_bytes(side.elements() * size_bytes(c.dtype), 3));
   const uint64_t dim = c.k.head_dim;
   for (uint64_t row = 0; row < kTokens * kHeads; ++row) {
     std::vector<double> values(cache.values.begin() + (kFirst * kHeads + row) * dim,
@@ -119,19 +95,14 @@ OpRun make_dequantize(const MlxNativeCase& c) {
 
 OpCase made(MlxNativeCase c, const std::string& what, OpRun (*make)(const MlxNativeCase&)) {
   c.name = what;
-  OpCase op_case;
-  op_case.name = what;
-  op_case.supported = [c](const Device& device) {
+  const auto supported = [c](const Device& device) {
     return supports(device, KvQuantizeTypes{c.dtype, c.k.format});
   };
-  op_case.make = [c, make] { return make(c); };
-  return op_case;
+  return {.name = what, .supported = supported, .make = [c, make] { return make(c); }};
 }
 
 std::string text(const KvShape& shape) {
-  std::string made = std::string(name(shape.format)) + "/" + std::to_string(shape.head_dim);
-  if (shape.scale_factor != 1) made += " scaled";
-  return made;
+  return str_cat(shape.format, "/", shape.head_dim, shape.scale_factor != 1 ? " scaled" : "");
 }
 
 // A head_dim, and at 512 a scale factor.
@@ -167,11 +138,9 @@ std::vector<OpCase> kv_mlx_native_quantize_cases() {
         c.k = role == KvRole::k ? shape : other;
         if (role == KvRole::v) c.v = shape;
         if (role == KvRole::k && i % 4 == 0) other.role = KvRole::v, c.v = other;
-        cases.push_back(made(c,
-                             "kv_quantize " + text(c.k) +
-                                 (c.v.head_dim != 0 ? " with " + text(c.v) : " alone") + " from " +
-                                 std::string(name(c.dtype)),
-                             make_quantize));
+        const std::string beside = c.v.head_dim != 0 ? " with " + text(c.v) : " alone";
+        cases.push_back(
+            made(c, str_cat("kv_quantize ", text(c.k), beside, " from ", c.dtype), make_quantize));
         ++i;
       }
     }
@@ -190,8 +159,8 @@ std::vector<OpCase> kv_mlx_native_dequantize_cases() {
           c.k = shape_of(format, out == DType::f16 ? KvRole::v : KvRole::k, size);
           c.domain = domain;
           cases.push_back(made(c,
-                               "kv_dequantize " + text(c.k) + " to " + std::string(name(out)) +
-                                   (domain == KvDomain::rotated ? " rotated" : " restored"),
+                               str_cat("kv_dequantize ", text(c.k), " to ", out,
+                                       domain == KvDomain::rotated ? " rotated" : " restored"),
                                make_dequantize));
         }
       }

@@ -1,7 +1,6 @@
 #include "kv_copy/kv_copy_case.h"
 
 #include <algorithm>
-#include <random>
 
 namespace gyre::test {
 namespace {
@@ -25,9 +24,7 @@ uint64_t copied_tokens(const KvCopyCase& c) {
 
 // Half of the f32 values are of everyday size, the rest any bits: NaN, infinities, subnormals.
 Bytes random_values(const KvSide& side, const std::string& name, size_t block) {
-  const std::string text = name + std::to_string(block);
-  std::seed_seq seed(text.begin(), text.end());
-  std::mt19937 random(seed);
+  std::mt19937 random = random_of(str_cat(name, block));
   std::normal_distribution<float> everyday;
   Bytes bytes(side.elements() * size_bytes(side.dtype));
   for (uint64_t i = 0; i < side.elements(); ++i) {
@@ -128,12 +125,10 @@ Tensor kv_view(const Tensor& flat, const reference::KvSide& s) {
 }
 
 OpCase make_case(const KvCopyCase& numbers) {
-  OpCase op_case;
-  op_case.name = "kv_copy " + numbers.name;
-  op_case.supported = [numbers](const Device& device) {
+  const auto supported = [numbers](const Device& device) {
     return supports(device, KvCopyTypes{numbers.source, numbers.cache});
   };
-  op_case.make = [numbers] {
+  const auto make = [numbers] {
     const BlockIndex index = block_index(numbers);
     const uint64_t coordinates = numbers.k_dim + numbers.v_dim.value_or(0);
     OpRun run;
@@ -144,16 +139,12 @@ OpCase make_case(const KvCopyCase& numbers) {
     };
     return run;
   };
-  return op_case;
+  return {.name = "kv_copy " + numbers.name, .supported = supported, .make = make};
 }
 
 std::vector<OpCase> kv_copy_cases() {
-  std::vector<OpCase> cases;
-  for (const auto& list : {kv_layout_cases(), kv_range_cases(), kv_conversion_cases(),
-                           kv_ring_cases(), kv_empty_cases()}) {
-    for (const KvCopyCase& numbers : list) cases.push_back(make_case(numbers));
-  }
-  return cases;
+  return make_cases<KvCopyCase>({kv_layout_cases(), kv_range_cases(), kv_conversion_cases(),
+                                 kv_ring_cases(), kv_empty_cases()});
 }
 
 }  // namespace gyre::test

@@ -7,9 +7,7 @@
 namespace gyre::test {
 namespace {
 
-std::string types_text(DType source, DType cache) {
-  return std::string(name(source)) + "_to_" + std::string(name(cache));
-}
+std::string types_text(DType source, DType cache) { return str_cat(source, "_to_", cache); }
 
 struct Conversion {
   DType source, cache;
@@ -38,19 +36,18 @@ constexpr Conversion kConversions[] = {
 };
 
 KvCopyCase conversion_case(const Conversion& conversion, uint64_t row) {
-  KvCopyCase c;
-  c.name = "every " + types_text(conversion.source, conversion.cache) + " rows of " +
-           std::to_string(row);
-  c.source = conversion.source;
-  c.cache = conversion.cache;
-  c.heads = 1;
-  c.k_dim = row;
-  c.source_tokens = (conversion.bits().size() + row - 1) / row;
-  c.capacity = c.source_tokens;
-  // Padding keeps the rows apart, however a kernel joins what lies side by side.
-  c.cache_layout = KvLayout::padded;
-  c.source_bits = conversion.bits;
-  return c;
+  const auto& [source, cache, bits] = conversion;
+  const uint64_t tokens = (bits().size() + row - 1) / row;
+  return {.name = str_cat("every ", types_text(source, cache), " rows of ", row),
+          .source = source,
+          .cache = cache,
+          // Padding keeps the rows apart, however a kernel joins what lies side by side.
+          .cache_layout = KvLayout::padded,
+          .source_tokens = tokens,
+          .capacity = tokens,
+          .heads = 1,
+          .k_dim = row,
+          .source_bits = bits};
 }
 
 }  // namespace
@@ -67,9 +64,9 @@ std::vector<KvCopyCase> kv_layout_cases() {
     if ((i & 4) != 0) c.v_dim = 8;
     c.options.cache = (i & 8) != 0 ? CacheKind::ring : CacheKind::linear;
     c.options.position = (i & 8) != 0 ? 7 : 4;
-    c.name = types_text(c.source, c.cache) + " " + layout_name(c.source_layout) + " to " +
-             layout_name(c.cache_layout) + (c.v_dim ? " k+v" : " k") +
-             ((i & 8) != 0 ? " ring" : " linear");
+    c.name = str_cat(types_text(c.source, c.cache), " ", layout_name(c.source_layout), " to ",
+                     layout_name(c.cache_layout), c.v_dim ? " k+v" : " k",
+                     (i & 8) != 0 ? " ring" : " linear");
     cases.push_back(c);
   }
   // Rows of every length that a vector loop or its tail may get wrong, V of another length than K.
@@ -77,16 +74,12 @@ std::vector<KvCopyCase> kv_layout_cases() {
   for (const DType source : kFloats) {
     for (const DType cache : kFloats) {
       for (size_t i = 0; i < std::size(kHeadDims); ++i) {
-        KvCopyCase c;
-        c.source = source;
-        c.cache = cache;
-        c.k_dim = kHeadDims[i];
+        KvCopyCase c{.source = source, .cache = cache, .k_dim = kHeadDims[i]};
         c.v_dim = kHeadDims[(i + 3) % std::size(kHeadDims)];
         c.source_layout = kPlainLayouts[i & 1];
         c.cache_layout = kPlainLayouts[i >> 1 & 1];
         c.options.position = 2;
-        c.name = types_text(source, cache) + " k_dim " + std::to_string(c.k_dim) + " v_dim " +
-                 std::to_string(*c.v_dim);
+        c.name = str_cat(types_text(source, cache), " k_dim ", c.k_dim, " v_dim ", *c.v_dim);
         cases.push_back(c);
       }
     }
@@ -94,10 +87,8 @@ std::vector<KvCopyCase> kv_layout_cases() {
   // K and V in one buffer, and rows with gaps that must survive.
   for (const KvLayout source : {KvLayout::token_major, KvLayout::interleaved, KvLayout::padded}) {
     for (const KvLayout cache : {KvLayout::head_major, KvLayout::interleaved, KvLayout::padded}) {
-      KvCopyCase c;
+      KvCopyCase c{.source_layout = source, .cache_layout = cache};
       c.v_dim = c.k_dim;
-      c.source_layout = source;
-      c.cache_layout = cache;
       c.options = {.position = 6, .cache = CacheKind::ring};
       c.name = layout_name(source) + " to " + layout_name(cache);
       cases.push_back(c);
@@ -105,15 +96,11 @@ std::vector<KvCopyCase> kv_layout_cases() {
   }
   // V behind K in every row of one buffer, the two of different length.
   for (const KvLayout source : {KvLayout::token_major, KvLayout::packed}) {
-    for (const auto& [k_dim, v_dim] : {std::pair{64, 32}, {3, 8}, {16, 16}}) {
-      KvCopyCase c;
-      c.k_dim = static_cast<uint64_t>(k_dim);
-      c.v_dim = static_cast<uint64_t>(v_dim);
-      c.source_layout = source;
-      c.cache_layout = KvLayout::packed;
+    for (const auto& [k_dim, v_dim] : {std::pair{64u, 32u}, {3u, 8u}, {16u, 16u}}) {
+      KvCopyCase c{.source_layout = source, .cache_layout = KvLayout::packed};
+      c.k_dim = k_dim, c.v_dim = v_dim;
       c.options = {.position = 6, .cache = CacheKind::ring};
-      c.name = layout_name(source) + " to packed k_dim " + std::to_string(k_dim) + " v_dim " +
-               std::to_string(v_dim);
+      c.name = str_cat(layout_name(source), " to packed k_dim ", k_dim, " v_dim ", v_dim);
       cases.push_back(c);
     }
   }
@@ -124,56 +111,37 @@ std::vector<KvCopyCase> kv_layout_cases() {
 std::vector<KvCopyCase> kv_range_cases() {
   std::vector<KvCopyCase> cases;
   // More heads than a grid has groups for.
-  KvCopyCase wide;
-  wide.name = "5000 heads";
-  wide.source_tokens = 2;
-  wide.heads = 5000;
-  wide.k_dim = 1;
-  cases.push_back(wide);
+  cases.push_back({.name = "5000 heads", .source_tokens = 2, .heads = 5000, .k_dim = 1});
   for (uint64_t begin = 0; begin <= 5; ++begin) {
     for (uint64_t tokens = 0; tokens <= 5 - begin; ++tokens) {
       for (const KvLayout layout : kPlainLayouts) {
-        KvCopyCase c;
-        c.name = "from " + layout_name(layout) + " begin " + std::to_string(begin) + " tokens " +
-                 std::to_string(tokens);
-        c.source_layout = layout;
-        c.v_dim = 4;
-        c.options = {.position = 3, .source_begin = begin, .tokens = tokens};
-        cases.push_back(c);
+        cases.push_back(
+            {.name = str_cat("from ", layout_name(layout), " begin ", begin, " tokens ", tokens),
+             .source_layout = layout,
+             .v_dim = 4,
+             .options = {.position = 3, .source_begin = begin, .tokens = tokens}});
       }
     }
-    KvCopyCase rest;
-    rest.name = "all from " + std::to_string(begin);
-    rest.options.source_begin = begin;
-    cases.push_back(rest);
+    cases.push_back({.name = str_cat("all from ", begin), .options = {.source_begin = begin}});
   }
   for (const uint64_t capacity : {1u, 2u, 7u}) {
     for (uint64_t position = 0; position <= capacity; ++position) {
       for (uint64_t tokens = 0; tokens <= capacity - position; ++tokens) {
-        KvCopyCase c;
-        c.name = "linear cache of " + std::to_string(capacity) + " at " + std::to_string(position) +
-                 " tokens " + std::to_string(tokens);
-        c.capacity = capacity;
-        c.source_tokens = tokens;
-        c.options.position = position;
-        cases.push_back(c);
+        cases.push_back(
+            {.name = str_cat("linear cache of ", capacity, " at ", position, " tokens ", tokens),
+             .source_tokens = tokens,
+             .capacity = capacity,
+             .options = {.position = position}});
       }
     }
   }
   for (const DType cache : kFloats) {
     for (const KvLayout source : kPlainLayouts) {
       for (const KvLayout layout : kPlainLayouts) {
-        KvCopyCase c;
-        c.name = "large " + layout_name(source) + " to " + layout_name(layout) + " " +
-                 std::string(name(cache));
-        c.cache = cache;
-        c.source_layout = source;
-        c.cache_layout = layout;
-        c.source_tokens = 97;
-        c.capacity = 101;
-        c.heads = 5;
-        c.k_dim = 128;
-        c.v_dim = 64;
+        KvCopyCase c{.cache = cache, .source_layout = source, .cache_layout = layout};
+        c.name = str_cat("large ", layout_name(source), " to ", layout_name(layout), " ", cache);
+        c.source_tokens = 97, c.capacity = 101;
+        c.heads = 5, c.k_dim = 128, c.v_dim = 64;
         c.options = {.position = 50, .cache = CacheKind::ring};
         cases.push_back(c);
       }
@@ -199,13 +167,8 @@ std::vector<KvCopyCase> kv_ring_cases() {
   for (const uint64_t capacity : {1u, 2u, 7u, 32u, 33u}) {
     for (uint64_t position = 0; position < capacity; ++position) {
       for (uint64_t tokens = 0; tokens <= 2 * capacity + 1; ++tokens) {
-        KvCopyCase c;
-        c.name = "ring of " + std::to_string(capacity) + " at " + std::to_string(position) +
-                 " tokens " + std::to_string(tokens);
-        c.capacity = capacity;
-        c.source_tokens = tokens;
-        c.heads = 2;
-        c.k_dim = 3;
+        KvCopyCase c{.source_tokens = tokens, .capacity = capacity, .heads = 2, .k_dim = 3};
+        c.name = str_cat("ring of ", capacity, " at ", position, " tokens ", tokens);
         c.cache_layout = kPlainLayouts[tokens & 1];
         if (position % 3 == 0) c.v_dim = 2;
         // Whole turns of the ring make no difference.
@@ -217,12 +180,10 @@ std::vector<KvCopyCase> kv_ring_cases() {
   }
   for (uint64_t back = 1; back <= 9; ++back) {
     for (const uint64_t tokens : {1u, 6u, 7u, 8u, 20u}) {
-      KvCopyCase c;
-      c.name = "ring of 7 at 2^64 - " + std::to_string(back) + " tokens " + std::to_string(tokens);
-      c.capacity = 7;
-      c.source_tokens = tokens;
-      c.options = {.position = uint64_t{0} - back, .cache = CacheKind::ring};
-      cases.push_back(c);
+      cases.push_back({.name = str_cat("ring of 7 at 2^64 - ", back, " tokens ", tokens),
+                       .source_tokens = tokens,
+                       .capacity = 7,
+                       .options = {.position = uint64_t{0} - back, .cache = CacheKind::ring}});
     }
   }
   return cases;
@@ -238,8 +199,8 @@ std::vector<KvCopyCase> kv_empty_cases() {
         if (pair) c.v_dim = 4;
         c.options.cache = kind;
         change(c);
-        c.name = std::string("empty: ") + text + (pair ? " k+v" : " k") +
-                 (kind == CacheKind::ring ? " ring" : " linear");
+        c.name = str_cat("empty: ", text, pair ? " k+v" : " k",
+                         kind == CacheKind::ring ? " ring" : " linear");
         cases.push_back(c);
       }
     }
@@ -258,15 +219,8 @@ std::vector<KvCopyCase> kv_empty_cases() {
     c.options.position = ~uint64_t{0};
   });
   // Only one of the two has coordinates: the other is still copied.
-  KvCopyCase only_v;
-  only_v.name = "k without coordinates";
-  only_v.k_dim = 0;
-  only_v.v_dim = 8;
-  cases.push_back(only_v);
-  KvCopyCase only_k;
-  only_k.name = "v without coordinates";
-  only_k.v_dim = 0;
-  cases.push_back(only_k);
+  cases.push_back({.name = "k without coordinates", .k_dim = 0, .v_dim = 8});
+  cases.push_back({.name = "v without coordinates", .v_dim = 0});
   return cases;
 }
 

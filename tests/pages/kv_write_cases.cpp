@@ -33,19 +33,6 @@ KvSide source_side(const KvWriteCase& c, KvRole role) {
           0};
 }
 
-Block slot_block(const KvWriteCase& c) {
-  Bytes bytes(c.slots.size() * size_bytes(c.slot_type));
-  for (size_t i = 0; i < c.slots.size(); ++i) {
-    const auto narrow = static_cast<int32_t>(c.slots[i]);
-    if (c.slot_type == DType::i64) {
-      std::memcpy(&bytes[i * 8], &c.slots[i], 8);
-    } else {
-      std::memcpy(&bytes[i * 4], &narrow, 4);
-    }
-  }
-  return plain_block(c.slot_type, std::move(bytes));
-}
-
 // Tokens in order, each over what its slot held.
 Block write_rows(const KvWriteCase& c, KvRole role, std::mt19937& random, PageMemory& memory) {
   const KvSide side = source_side(c, role);
@@ -53,10 +40,7 @@ Block write_rows(const KvWriteCase& c, KvRole role, std::mt19937& random, PageMe
   for (uint64_t t = 0; t < c.slots.size(); ++t) {
     for (uint64_t h = 0; h < side.heads; ++h) {
       const std::vector<float> row = certain_row(row_shape(c.shape, role), c.source, random);
-      for (uint64_t e = 0; e < side.head_dim; ++e)
-        reference::store_bits(
-            side.dtype, bytes.data(), side.index(t, h, e),
-            reference::convert(DType::f32, side.dtype, std::bit_cast<uint32_t>(row[e])));
+      reference::store_row(side, bytes, t, h, row);
       const int64_t slot = c.slots[t];
       if (slot >= 0 && static_cast<uint64_t>(slot) < c.pages * c.shape.page_tokens)
         memory.write(role, static_cast<uint64_t>(slot), h, row);
@@ -66,8 +50,7 @@ Block write_rows(const KvWriteCase& c, KvRole role, std::mt19937& random, PageMe
 }
 
 OpRun make_run(const KvWriteCase& c) {
-  std::seed_seq seed(c.name.begin(), c.name.end());
-  std::mt19937 random(seed);
+  std::mt19937 random = random_of(c.name);
   PageMemory memory(c.shape, c.pages, c.gap);
   Block pages = plain_block(DType::u8, memory.bytes());
   pages.aligned = true;
@@ -76,7 +59,7 @@ OpRun make_run(const KvWriteCase& c) {
   run.blocks.push_back(write_rows(c, KvRole::v, random, memory));
   pages.after = memory.bytes();
   run.blocks.push_back(std::move(pages));
-  run.blocks.push_back(slot_block(c));
+  run.blocks.push_back(slot_block(c.slot_type, c.slots));
   run.commands =
       static_cast<uint32_t>((c.slots.size() + abi::kWriteMaxTokens - 1) / abi::kWriteMaxTokens);
   run.record = [c, memory](Encoder& encoder, std::span<const Tensor> t) {
@@ -88,15 +71,8 @@ OpRun make_run(const KvWriteCase& c) {
   return run;
 }
 
-std::vector<int64_t> slot_run(int64_t first, int64_t count) {
-  std::vector<int64_t> slots;
-  for (int64_t i = 0; i < count; ++i) slots.push_back(first + i);
-  return slots;
-}
-
 std::string text(const KvPageShape& s) {
-  return std::string(name(s.k)) + "/" + std::string(name(s.v)) + " " + std::to_string(s.head_dim) +
-         "/" + std::to_string(v_dim_of(s)) + " pages of " + std::to_string(s.page_tokens);
+  return str_cat(s.k, "/", s.v, " ", s.head_dim, "/", v_dim_of(s), " pages of ", s.page_tokens);
 }
 
 // Every format of K and of V, every pair of classes, dtypes, page sizes, gaps and layouts in turn.
@@ -115,7 +91,7 @@ std::vector<KvWriteCase> format_cases() {
     c.pages = 3;
     c.gap = i % 3 * 48;
     c.slots = slot_run(static_cast<int64_t>(c.shape.page_tokens) - 3, 11);
-    c.name = text(c.shape) + " from " + std::string(name(c.source)) + " " + layout_name(c.layout);
+    c.name = str_cat(text(c.shape), " from ", c.source, " ", layout_name(c.layout));
     cases.push_back(c);
   };
   for (const KvFormat format : kv_formats()) {
@@ -130,7 +106,7 @@ std::vector<KvWriteCase> format_cases() {
 // Which slots in which order.
 std::vector<KvWriteCase> slot_cases() {
   std::vector<KvWriteCase> cases;
-  const auto add = [&](const char* what, std::vector<int64_t> slots) {
+  const auto add = [&](const std::string& what, std::vector<int64_t> slots) {
     for (const KvFormat v : {KvFormat::tq4, KvFormat::tq3, KvFormat::bf16, KvFormat::mlx_native4}) {
       KvWriteCase c;
       c.shape.v = v;
@@ -139,7 +115,7 @@ std::vector<KvWriteCase> slot_cases() {
         return slot == static_cast<int32_t>(slot);
       });
       c.slot_type = fits && cases.size() % 2 == 0 ? DType::i32 : DType::i64;
-      c.name = std::string(what) + ", V " + std::string(name(v));
+      c.name = str_cat(what, ", V ", v);
       cases.push_back(c);
     }
   };
@@ -153,7 +129,7 @@ std::vector<KvWriteCase> slot_cases() {
   for (const int64_t skipped : {31, 100}) {
     std::vector<int64_t> slots(static_cast<size_t>(skipped) + 4, -1);
     slots.front() = 41, slots[1] = 42, slots[slots.size() - 2] = 43, slots.back() = 41;
-    add(("padding of " + std::to_string(skipped) + " inside a tile").c_str(), slots);
+    add(str_cat("padding of ", skipped, " inside a tile"), slots);
   }
   add("out of the pages", {63, 64, 65, kBeyond32Bits, int64_t{-1} << 63, (int64_t{1} << 62) + 3});
   add("a tile backwards", {7, 6, 5, 4, 3, 2, 1, 0});
@@ -217,12 +193,6 @@ std::vector<KvWriteCase> long_cases() {
   return cases;
 }
 
-Block page_list(const std::vector<int32_t>& pages) {
-  Bytes bytes(pages.size() * sizeof(int32_t));
-  if (!bytes.empty()) std::memcpy(bytes.data(), pages.data(), bytes.size());
-  return plain_block(DType::i32, std::move(bytes));
-}
-
 struct PageCopyCase {
   std::string name;
   std::vector<int32_t> from, to;
@@ -243,7 +213,7 @@ OpRun make_run(const PageCopyCase& c) {
     std::copy_n(at(pages.before, c.from[i]), memory.page_bytes(), at(pages.after, c.to[i]));
   }
   OpRun run;
-  run.blocks = {std::move(pages), page_list(c.from), page_list(c.to)};
+  run.blocks = {std::move(pages), plain_block(DType::i32, c.from), plain_block(DType::i32, c.to)};
   run.commands = c.from.empty() ? 0 : 1;
   run.record = [memory](Encoder& encoder, std::span<const Tensor> t) {
     kv_page_copy(encoder, {.pages = pages_of(memory, t[0]), .from = t[1], .to = t[2]});
@@ -251,27 +221,21 @@ OpRun make_run(const PageCopyCase& c) {
   return run;
 }
 
-template <class Case>
-OpCase as_op_case(const char* op, const Case& c) {
-  OpCase op_case;
-  op_case.name = std::string(op) + " " + c.name;
-  op_case.supported = [op](const Device& device) { return has_kernel(device, op); };
-  op_case.make = [c] { return make_run(c); };
-  return op_case;
+OpCase make_case(const KvWriteCase& c) {
+  return kernel_case("kv_write", c.name, [c] { return make_run(c); });
+}
+OpCase make_case(const PageCopyCase& c) {
+  return kernel_case("kv_page_copy", c.name, [c] { return make_run(c); });
 }
 
 }  // namespace
 
 std::vector<OpCase> kv_write_cases() {
-  std::vector<OpCase> cases;
-  for (const auto& list : {format_cases(), slot_cases(), many_cases(), long_cases()}) {
-    for (const KvWriteCase& c : list) cases.push_back(as_op_case("kv_write", c));
-  }
-  return cases;
+  return make_cases<KvWriteCase>({format_cases(), slot_cases(), many_cases(), long_cases()});
 }
 
 std::vector<OpCase> kv_page_copy_cases() {
-  const std::vector<PageCopyCase> list = {
+  return make_cases<PageCopyCase>({{
       {"none", {}, {}},
       {"one", {2}, {5}},
       {"several, with gaps", {0, 3, 6}, {1, 2, 5}, 160},
@@ -279,10 +243,7 @@ std::vector<OpCase> kv_page_copy_cases() {
       {"pages that are not there", {-1, 2, 7, 3, 1 << 30, 5}, {1, -5, 0, 7, 4, 6}},
       {"onto itself", {3, 1}, {3, 2}},
       {"many tasks", {0, 1, 2}, {6, 5, 4}, 32, 1024},
-  };
-  std::vector<OpCase> cases;
-  for (const PageCopyCase& c : list) cases.push_back(as_op_case("kv_page_copy", c));
-  return cases;
+  }});
 }
 
 }  // namespace gyre::test

@@ -1,7 +1,7 @@
 #include "pages/page_memory.h"
 
 #include <algorithm>
-#include <bit>
+#include <numeric>
 #include <stdexcept>
 
 namespace gyre::test {
@@ -62,6 +62,17 @@ KvPages pages_of(const PageMemory& memory, const Tensor& flat) {
           flat.strided({memory.pages(), memory.page_bytes()}, {memory.page_stride(), 1})};
 }
 
+std::vector<int64_t> slot_run(int64_t first, uint64_t count) {
+  std::vector<int64_t> slots(count);
+  std::iota(slots.begin(), slots.end(), first);
+  return slots;
+}
+
+Block slot_block(DType dtype, const std::vector<int64_t>& slots) {
+  if (dtype == DType::i64) return plain_block(dtype, slots);
+  return plain_block(dtype, std::vector<int32_t>(slots.begin(), slots.end()));
+}
+
 std::vector<float> certain_row(const KvShape& shape, DType dtype, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::uniform_int_distribution<int> small(-6, 6);
@@ -70,8 +81,7 @@ std::vector<float> certain_row(const KvShape& shape, DType dtype, std::mt19937& 
     std::vector<float> row(shape.head_dim);
     for (float& x : row) {
       x = mlx_native ? static_cast<float>(small(random)) : normal(random);
-      const uint32_t bits = reference::convert(DType::f32, dtype, std::bit_cast<uint32_t>(x));
-      x = std::bit_cast<float>(reference::convert(dtype, DType::f32, bits));
+      x = reference::rounded(dtype, x);
     }
     if (has_codes(shape, row)) return row;
   }

@@ -44,6 +44,10 @@ class PageMemory {
 // Pages over those bytes, a flat tensor.
 KvPages pages_of(const PageMemory& memory, const Tensor& flat);
 
+// `count` slots from `first` on.
+std::vector<int64_t> slot_run(int64_t first, uint64_t count);
+Block slot_block(DType dtype, const std::vector<int64_t>& slots);
+
 // A row that `dtype` holds, whose codes are not in doubt and whose norm does not depend on the
 // order of summation.
 std::vector<float> certain_row(const KvShape& shape, DType dtype, std::mt19937& random);

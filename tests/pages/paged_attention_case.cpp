@@ -6,8 +6,7 @@
 #include <memory>
 #include <numeric>
 
-#include "attention/attention_reference.h"
-#include "attention/attention_tolerance.h"
+#include "attention/attention_expected.h"
 
 namespace gyre::test {
 namespace {
@@ -83,23 +82,30 @@ struct Places {
 class Maker {
  public:
   explicit Maker(const PagedAttentionCase& c)
-      : c_(c), sizes_(sizes_of(c)), memory(c.shape, sizes_.pages, c.page_gap) {
-    std::seed_seq seed(c.name.begin(), c.name.end());
-    random_.seed(seed);
+      : c_(c),
+        sizes_(sizes_of(c)),
+        random_(random_of(c.name)),
+        memory(c.shape, sizes_.pages, c.page_gap) {
     data.resize(c.sequences.size());
     add_pages();
     add_queries();
-    at.kv_lengths = add_numbers(kv_lengths());
-    at.cu_seqlens_q = add_numbers(cu_seqlens_q());
+    at.kv_lengths = add(plain_block(DType::i32, kv_lengths()));
+    at.cu_seqlens_q = add(plain_block(DType::i32, cu_seqlens_q()));
     Bytes is_prefill(c.sequences.size());
     for (size_t i = 0; i < is_prefill.size(); ++i)
       is_prefill[i] = std::byte{c.sequences[i].prompt ? uint8_t{255} : uint8_t{0}};
-    at.is_prefill = add(DType::u8, std::move(is_prefill));
-    if (c.sink_logits) at.sink_logits = add_per_head(1.0f, sink_logits);
-    if (c.alibi_slopes) at.alibi_slopes = add_per_head(0.05f, alibi_slopes);
+    at.is_prefill = add(plain_block(DType::u8, std::move(is_prefill)));
+    const auto per_head = [&](float gain, std::vector<double>& values) {
+      return add(per_head_block(
+          c.heads, gain, [&] { return normal_(random_); }, values));
+    };
+    if (c.sink_logits) at.sink_logits = per_head(1.0f, sink_logits);
+    if (c.alibi_slopes) at.alibi_slopes = per_head(0.05f, alibi_slopes);
     for (AttentionData& d : data) d.sink_logits = sink_logits, d.alibi_slopes = alibi_slopes;
-    at.out = add(c.out, pattern_bytes(out_side(c).elements() * size_bytes(c.out), 8));
-    if (c.lse) at.lse = add(DType::f32, pattern_bytes(sizes_.rows * c.heads * sizeof(float), 9));
+    const uint64_t out_bytes = out_side(c).elements() * size_bytes(c.out);
+    at.out = add(plain_block(c.out, pattern_bytes(out_bytes, 8)));
+    const uint64_t lse_bytes = sizes_.rows * c.heads * sizeof(float);
+    if (c.lse) at.lse = add(plain_block(DType::f32, pattern_bytes(lse_bytes, 9)));
   }
 
  private:
@@ -116,28 +122,9 @@ class Maker {
   std::vector<double> sink_logits, alibi_slopes;
 
  private:
-  size_t add(DType dtype, Bytes bytes) {
-    Block block;
-    block.dtype = dtype;
-    block.before = block.after = std::move(bytes);
+  size_t add(Block block) {
     blocks.push_back(std::move(block));
     return blocks.size() - 1;
-  }
-
-  size_t add_numbers(const std::vector<int32_t>& numbers) {
-    Bytes bytes(numbers.size() * sizeof(int32_t));
-    std::memcpy(bytes.data(), numbers.data(), bytes.size());
-    return add(DType::i32, std::move(bytes));
-  }
-
-  size_t add_per_head(float gain, std::vector<double>& values) {
-    Bytes bytes(c_.heads * sizeof(float));
-    for (uint64_t h = 0; h < c_.heads; ++h) {
-      const float value = gain * normal_(random_);
-      std::memcpy(&bytes[h * sizeof(float)], &value, sizeof(float));
-      values.push_back(value);
-    }
-    return add(DType::f32, std::move(bytes));
   }
 
   // The oldest key that some query of the sequence sees.
@@ -165,8 +152,8 @@ class Maker {
     for (size_t i = 0; i < table.size(); ++i) table[i] = stale[i % 4];
     for (size_t s = 0; s < c_.sequences.size(); ++s)
       add_sequence(s, free, std::span(table).subspan(s * stride, sizes_.width));
-    at.table = add_numbers(table);
-    at.pages = add(DType::u8, memory.bytes());
+    at.table = add(plain_block(DType::i32, table));
+    at.pages = add(plain_block(DType::u8, memory.bytes()));
     blocks[at.pages].aligned = true;
   }
 
@@ -202,16 +189,13 @@ class Maker {
     uint64_t token = c_.rows_before;
     for (size_t s = 0; s < c_.sequences.size(); ++s) {
       for (uint64_t t = 0; t < c_.sequences[s].tokens; ++t, ++token) {
-        for (uint64_t i = 0; i < c_.heads * side.head_dim; ++i) {
-          const uint64_t place = side.index(token, i / side.head_dim, i % side.head_dim);
-          reference::store_bits(side.dtype, bytes.data(), place,
-                                reference::convert(DType::f32, side.dtype,
-                                                   std::bit_cast<uint32_t>(normal_(random_))));
-          data[s].q.push_back(reference::load_value(side.dtype, bytes.data(), place));
+        for (uint64_t h = 0; h < c_.heads; ++h) {
+          reference::store_row(side, bytes, token, h, row(side.head_dim));
+          append(data[s].q, reference::load_row<double>(side, bytes, token, h));
         }
       }
     }
-    at.q = add(c_.q, std::move(bytes));
+    at.q = add(plain_block(c_.q, std::move(bytes)));
   }
 
   std::vector<int32_t> kv_lengths() const {
@@ -234,12 +218,6 @@ class Maker {
   }
 };
 
-double rms(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double x : values) sum += x * x;
-  return std::sqrt(sum / static_cast<double>(values.size()));
-}
-
 // What the call must leave; rows of no sequence keep what they hold.
 class Expected {
  public:
@@ -256,11 +234,15 @@ class Expected {
     const AttentionTolerance bounds =
         attention_tolerance(description, c_.shape.k, c_.shape.latent ? c_.shape.k : c_.shape.v,
                             {.softened = c_.soft_cap != 0 || c_.alibi_slopes});
-    for (uint64_t i = 0; i < rows_.size(); ++i) fill_row(blocks, i, bounds);
+    for (uint64_t i = 0; i < rows_.size(); ++i) {
+      const uint64_t row = c_.rows_before * c_.heads + i;
+      expect_attention_row(
+          rows_[i], row, bounds,
+          {blocks[at_.out], out_side(c_), c_.lse ? &blocks[at_.lse] : nullptr, row});
+    }
     // The NMSE of a block of few rows is its own luck.
     if (rows_.size() >= 8) blocks[at_.out].nmse = bounds.nmse + 2 * out_rounding(c_.out);
-    return "paged " + bounds.name +
-           (c_.out == DType::f32 ? "" : " to " + std::string(name(c_.out)));
+    return "paged " + bounds.name + (c_.out == DType::f32 ? "" : str_cat(" to ", c_.out));
   }
 
  private:
@@ -275,29 +257,6 @@ class Expected {
     auto state = reference::attention_state(shape_of(c_, s), data, token, head, 0, s.length);
     if (c_.sink_logits) reference::add_sink(state, data.sink_logits[head]);
     return state;
-  }
-
-  static void expect(Block& block, uint64_t place, double value, double bound) {
-    if (std::isinf(value))
-      return reference::store_bits(DType::f32, block.after.data(), place, 0xFF800000u);
-    expect_near(block, place, value, bound + 1e-30);
-    if (std::isnan(value)) block.near[place].counts = false;
-  }
-
-  void fill_row(std::vector<Block>& blocks, uint64_t index,
-                const AttentionTolerance& bounds) const {
-    const reference::AttentionState& state = rows_[index];
-    const uint64_t row = c_.rows_before * c_.heads + index;
-    std::vector<double> values = state.values;
-    for (double& x : values) x = state.sum == 0 ? 0 : x / state.sum;
-    const double bound = bounds.of_row * rms(values);
-    const KvSide side = out_side(c_);
-    for (uint64_t e = 0; e < values.size(); ++e)
-      expect(blocks[at_.out], side.index(row / c_.heads, row % c_.heads, e), values[e], bound);
-    if (!c_.lse) return;
-    const double lse =
-        state.sum == 0 ? -std::numeric_limits<double>::infinity() : state.max + std::log(state.sum);
-    expect(blocks[at_.lse], row, lse, bounds.lse);
   }
 
   PagedAttentionCase c_;
@@ -334,13 +293,8 @@ void record(const PagedAttentionCase& c, const PageMemory& memory, const Places&
 }  // namespace
 
 OpCase make_case(const PagedAttentionCase& c) {
-  OpCase op_case;
-  op_case.name = std::string(c.shape.latent ? "latent " : "") + "paged attention " +
-                 std::string(name(c.shape.k)) + "/" + std::string(name(c.shape.v)) + " " + c.name;
-  op_case.supported = [c](const Device& device) {
-    return supports(device, AttentionTypes{c.q, c.shape.k, c.shape.v, c.out, true, c.shape.latent});
-  };
-  op_case.make = [c] {
+  const AttentionTypes types{c.q, c.shape.k, c.shape.v, c.out, true, c.shape.latent};
+  const auto make = [c] {
     Maker maker(c);
     OpRun run;
     run.commands = {};  // one or two
@@ -355,7 +309,10 @@ OpCase make_case(const PagedAttentionCase& c) {
     run.blocks = std::move(maker.blocks);
     return run;
   };
-  return op_case;
+  return {.name = str_cat(c.shape.latent ? "latent " : "", "paged attention ", c.shape.k, "/",
+                          c.shape.v, " ", c.name),
+          .supported = [types](const Device& device) { return supports(device, types); },
+          .make = make};
 }
 
 }  // namespace gyre::test

@@ -11,8 +11,7 @@ using Cases = std::vector<PagedAttentionCase>;
 constexpr uint64_t kPageTokens[] = {8, 16, 64, 128};
 
 std::string text(const KvPageShape& s) {
-  return std::to_string(s.head_dim) + "/" + std::to_string(v_dim_of(s)) + " pages of " +
-         std::to_string(s.page_tokens);
+  return str_cat(s.head_dim, "/", v_dim_of(s), " pages of ", s.page_tokens);
 }
 
 // Lengths around a page's end, none, one; a few queries and many.
@@ -46,7 +45,7 @@ Cases format_cases() {
     c.rows_behind = i % 3;
     c.lse = i % 4 != 3;
     c.sequences = ragged(c.shape.page_tokens);
-    c.name = text(c.shape) + " ragged " + std::to_string(i);
+    c.name = str_cat(text(c.shape), " ragged ", i);
     cases.push_back(c);
   };
   for (const KvFormat format : kv_formats()) {
@@ -76,7 +75,7 @@ Cases window_cases() {
       c.window = window;
       c.causal = i % 4 != 3;
       c.sequences = {{200, 1}, {129, 4}, {64, 1}, {150, 40}, {90, 3, true}, {3, 3}};
-      c.name = text(c.shape) + " window " + std::to_string(window) + (c.causal ? "" : " all newer");
+      c.name = str_cat(text(c.shape), " window ", window, c.causal ? "" : " all newer");
       cases.push_back(c);
     }
   }
@@ -98,7 +97,7 @@ Cases option_cases() {
     c.window = i % 8 == 7 ? 30 : 0;
     c.lse = i % 3 != 2;
     c.sequences = {{77, 1}, {77, 1, true}, {3, 9, true}, {0, 2}, {130, 5}, {64, 33, i % 2 == 0}};
-    c.name = "options " + std::to_string(i);
+    c.name = str_cat("options ", i);
     cases.push_back(c);
   }
   return cases;
@@ -109,13 +108,11 @@ Cases length_cases() {
   Cases cases;
   const auto add = [&](const char* what, const KvPageShape& shape, uint64_t heads,
                        std::vector<PagedSequence> sequences, uint64_t window = 0) {
-    PagedAttentionCase c;
-    c.shape = shape;
-    c.heads = heads;
-    c.sequences = std::move(sequences);
-    c.window = window;
-    c.name = std::string(what) + " " + text(shape);
-    cases.push_back(c);
+    cases.push_back({.name = str_cat(what, " ", text(shape)),
+                     .shape = shape,
+                     .heads = heads,
+                     .sequences = std::move(sequences),
+                     .window = window});
   };
   const auto tq = [](uint64_t kv_heads, uint64_t page) {
     return KvPageShape{KvFormat::tq8, KvFormat::tq4, kv_heads, 64, 0, page};
@@ -146,7 +143,7 @@ Cases piece_cases() {
       c.heads = 2;
       c.sequences = {{1100 + i, 1}, {20, 1}};
       c.sink_logits = i % 2 == 0;
-      c.name = "pieces " + std::to_string(i);
+      c.name = str_cat("pieces ", i);
       cases.push_back(c);
     }
   }
@@ -168,8 +165,8 @@ Cases damage_cases() {
         c.sequences.back().damage = damage;
         c.rows_before = 1;
         c.window = 100;
-        c.name = "damage " + std::to_string(static_cast<int>(damage)) + " tokens " +
-                 std::to_string(tokens) + (f16 ? " f16" : " levels");
+        c.name = str_cat("damage ", static_cast<int>(damage), " tokens ", tokens,
+                         f16 ? " f16" : " levels");
         cases.push_back(c);
       }
     }
@@ -178,7 +175,7 @@ Cases damage_cases() {
     PagedAttentionCase pieces;
     pieces.shape.page_tokens = 64;
     pieces.sequences = {{3000, 2, false, damage}, {3000, 2}};
-    pieces.name = "damage in one of several pieces " + std::to_string(static_cast<int>(damage));
+    pieces.name = str_cat("damage in one of several pieces ", static_cast<int>(damage));
     cases.push_back(pieces);
   }
   return cases;
@@ -217,7 +214,7 @@ Cases prompt_cases() {
     c.shape = {tq8, tq8, 1, 128, 0, 16};
     c.sequences.assign(before, PagedSequence{0, 0});
     for (const PagedSequence& s : {PagedSequence{300, 20}, {400, 17}}) c.sequences.push_back(s);
-    c.name = "prompts behind " + std::to_string(before);
+    c.name = str_cat("prompts behind ", before);
     cases.push_back(c);
   }
   // Nothing to unpack: numbers that make no sense, or no keys.
@@ -228,31 +225,23 @@ Cases prompt_cases() {
     c.shape = {tq8, tq8, 1, 128, 0, 16};
     c.sequences = {alone, {300, 1}};
     if (alone.length != 0) c.sequences.pop_back();
-    c.name = "a prompt of no keys " + std::to_string(cases.size());
+    c.name = str_cat("a prompt of no keys ", cases.size());
     cases.push_back(c);
   }
   return cases;
 }
 
 Cases empty_cases() {
-  PagedAttentionCase nobody, nothing;
-  nobody.sequences = {{10, 0}, {0, 0}};
-  nobody.rows_before = 3;
-  nobody.name = "no sequence has queries";
-  nothing.sequences = {{10, 0}};
-  nothing.name = "no queries";
-  return {nobody, nothing};
+  return {{.name = "no sequence has queries", .sequences = {{10, 0}, {0, 0}}, .rows_before = 3},
+          {.name = "no queries", .sequences = {{10, 0}}}};
 }
 
 }  // namespace
 
 std::vector<OpCase> paged_attention_cases() {
-  std::vector<OpCase> cases;
-  for (const Cases& list : {format_cases(), window_cases(), option_cases(), length_cases(),
-                            piece_cases(), damage_cases(), prompt_cases(), empty_cases()}) {
-    for (const PagedAttentionCase& c : list) cases.push_back(make_case(c));
-  }
-  return cases;
+  return make_cases<PagedAttentionCase>({format_cases(), window_cases(), option_cases(),
+                                         length_cases(), piece_cases(), damage_cases(),
+                                         prompt_cases(), empty_cases()});
 }
 
 }  // namespace gyre::test

@@ -46,13 +46,6 @@ void expect_value(Block& block, uint64_t at, double value, double tolerance) {
   block.near[at] = {value, tolerance + rounding + 1e-30};
 }
 
-std::vector<double> load_row(const KvSide& side, const Bytes& memory, uint64_t t, uint64_t h) {
-  std::vector<double> row(side.head_dim);
-  for (uint64_t e = 0; e < side.head_dim; ++e)
-    row[e] = reference::load_value(side.dtype, memory.data(), side.index(t, h, e));
-  return row;
-}
-
 // Without a weight nothing is multiplied, so there is nothing to offset either.
 std::vector<double> weights_of(const RopeCase& c, const Block* block) {
   std::vector<double> weights(c.head_dim, 1.0);
@@ -90,7 +83,7 @@ class Expectation {
                   std::span<const reference::RopeTurn> token_turns) {
     const KvSide x = side_of(c_, s.x);
     for (uint64_t h = 0; h < x.heads; ++h) {
-      std::vector<double> row = load_row(x, blocks_[index_[s.x]].before, t, h);
+      auto row = reference::load_row<double>(x, blocks_[index_[s.x]].before, t, h);
       if (c_.norm) {
         const Block* weight = has_weight(c_) ? &blocks_[index_[s.weight]] : nullptr;
         row = reference::head_norm(row, weights_of(c_, weight), c_.norm->epsilon);
@@ -163,19 +156,9 @@ void record_rope(const RopeCase& c, const BlockIndex& index, Encoder& encoder,
   norm_rope(encoder, all, options);
 }
 
-std::vector<OpCase> make_cases(std::initializer_list<std::vector<RopeCase>> lists) {
-  std::vector<OpCase> cases;
-  for (const auto& list : lists) {
-    for (const RopeCase& numbers : list) cases.push_back(make_case(numbers));
-  }
-  return cases;
-}
-
 }  // namespace
 
-std::string types_text(const RopeCase& c) {
-  return std::string(name(c.x)) + "_to_" + std::string(name(c.out));
-}
+std::string types_text(const RopeCase& c) { return str_cat(c.x, "_to_", c.out); }
 
 OpCase make_case(const RopeCase& numbers) {
   OpCase op_case;
@@ -197,13 +180,13 @@ OpCase make_case(const RopeCase& numbers) {
 }
 
 std::vector<OpCase> rope_cases() {
-  return make_cases({rope_convention_cases(), rope_head_dim_cases(), rope_partial_cases(),
-                     rope_layout_cases(), rope_position_cases(), rope_section_cases(),
-                     rope_frequency_cases(), rope_value_cases()});
+  return make_cases<RopeCase>({rope_convention_cases(), rope_head_dim_cases(), rope_partial_cases(),
+                               rope_layout_cases(), rope_position_cases(), rope_section_cases(),
+                               rope_frequency_cases(), rope_value_cases()});
 }
 
 std::vector<OpCase> norm_rope_cases() {
-  return make_cases({norm_convention_cases(), norm_output_cases(), norm_shape_cases()});
+  return make_cases<RopeCase>({norm_convention_cases(), norm_output_cases(), norm_shape_cases()});
 }
 
 }  // namespace gyre::test

@@ -46,10 +46,8 @@ void set_sections(RopeOptions& options, const uint32_t (&sections)[4]) {
 }
 
 std::string sections_text(const RopeOptions& options) {
-  std::string text = "[";
-  for (const uint32_t s : options.sections) text += std::to_string(s) + " ";
-  text.back() = ']';
-  return text;
+  const auto& s = options.sections;
+  return str_cat("[", s[0], " ", s[1], " ", s[2], " ", s[3], "]");
 }
 
 }  // namespace
@@ -67,8 +65,8 @@ std::vector<RopeCase> rope_convention_cases() {
       c.in_place = c.x == c.out && i % 2 == 1;
       c.x_layout = kRowLayouts[i % 3];
       c.out_layout = kRowLayouts[(i + i / 3) % 3];
-      c.name = std::string(convention.name) + " " + types_text(c) +
-               (c.k_heads != 0 ? " x+k" : " x") + (c.in_place ? " in place" : "");
+      c.name = str_cat(convention.name, " ", types_text(c), c.k_heads != 0 ? " x+k" : " x",
+                       c.in_place ? " in place" : "");
       cases.push_back(c);
     }
   }
@@ -84,16 +82,11 @@ std::vector<RopeCase> rope_head_dim_cases() {
     for (const Convention& convention : kConventions) {
       if (convention.mode == RopeMode::vision_2d && head_dim % 4 != 0) continue;
       for (const DType dtype : kFloats) {
-        RopeCase c;
-        c.tokens = 2;
-        c.k_heads = 2;
-        c.head_dim = head_dim;
-        c.x = dtype;
+        RopeCase c{.tokens = 2, .k_heads = 2, .head_dim = head_dim, .x = dtype};
         c.out = kFloats[(static_cast<size_t>(dtype) + head_dim / 2) % 3];
         c.options = options_of(convention, head_dim);
         c.options.base = 500000;
-        c.name = std::string(convention.name) + " " + types_text(c) + " head_dim " +
-                 std::to_string(head_dim);
+        c.name = str_cat(convention.name, " ", types_text(c), " head_dim ", head_dim);
         cases.push_back(c);
       }
     }
@@ -112,23 +105,19 @@ std::vector<RopeCase> rope_partial_cases() {
   std::vector<RopeCase> cases;
   for (size_t i = 0; i < std::size(kDims) * 8 * 3; ++i) {
     const auto [head_dim, rotary_dim] = kDims[i / 24];
-    RopeCase c;
-    c.head_dim = head_dim;
+    RopeCase c{.tokens = 3, .heads = 5, .head_dim = head_dim};
     c.options.rotary_dim = rotary_dim;
     c.options.partner = (i & 1) != 0 ? RopeSpan::head_dim : RopeSpan::rotary_dim;
     c.options.exponent = (i & 2) != 0 ? RopeSpan::head_dim : RopeSpan::rotary_dim;
     c.options.pairing = (i & 4) != 0 ? RopePairing::adjacent : RopePairing::split_half;
     c.options.base = 1e7;
-    c.tokens = 3;
-    c.heads = 5;
     c.k_heads = (i & 1) != 0 ? 2 : 0;
     c.x = kFloats[i / 8 % 3];
     c.out = i / 24 % 2 == 0 ? c.x : kFloats[i / 4 % 3];
     c.in_place = c.x == c.out && (i & 2) != 0;
-    c.name = types_text(c) + " rotary_dim " + std::to_string(rotary_dim) + " of " +
-             std::to_string(head_dim) + ((i & 4) != 0 ? " adjacent" : "") +
-             ((i & 1) != 0 ? " partner by head_dim" : "") +
-             ((i & 2) != 0 ? " exponent by head_dim" : "");
+    c.name = str_cat(types_text(c), " rotary_dim ", rotary_dim, " of ", head_dim,
+                     (i & 4) != 0 ? " adjacent" : "", (i & 1) != 0 ? " partner by head_dim" : "",
+                     (i & 2) != 0 ? " exponent by head_dim" : "");
     cases.push_back(c);
   }
   return cases;
@@ -141,11 +130,9 @@ std::vector<RopeCase> rope_layout_cases() {
   for (const KvLayout x : kLayouts) {
     for (const KvLayout out : kLayouts) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        RopeCase c;
-        c.x = c.out = dtype;
+        RopeCase c{.heads = 5, .k_heads = 5, .x = dtype, .out = dtype};
         c.x_layout = x;
         c.out_layout = out;
-        c.heads = c.k_heads = 5;
         c.options.rotary_dim = 14;
         c.name = types_text(c) + " " + layout_name(x) + " to " + layout_name(out);
         cases.push_back(c);
@@ -158,22 +145,13 @@ std::vector<RopeCase> rope_layout_cases() {
   }
   // Head counts around the number of rows that are done together, and enough tokens for many tasks.
   for (uint64_t heads = 1; heads <= 9; ++heads) {
-    RopeCase c;
-    c.heads = heads;
-    c.k_heads = 10 - heads;
-    c.tokens = 2 * heads - 1;
+    RopeCase c{.tokens = 2 * heads - 1, .heads = heads, .k_heads = 10 - heads};
     c.x = c.out = kFloats[heads % 3];
-    c.name = "heads " + std::to_string(heads) + " + " + std::to_string(c.k_heads) + " tokens " +
-             std::to_string(c.tokens);
+    c.name = str_cat("heads ", heads, " + ", c.k_heads, " tokens ", c.tokens);
     cases.push_back(c);
   }
   for (const Convention& convention : kConventions) {
-    RopeCase c;
-    c.tokens = 97;
-    c.heads = 5;
-    c.k_heads = 3;
-    c.head_dim = 128;
-    c.out = DType::bf16;
+    RopeCase c{.tokens = 97, .heads = 5, .k_heads = 3, .head_dim = 128, .out = DType::bf16};
     c.x_layout = KvLayout::head_major;
     c.options = options_of(convention, c.head_dim);
     c.name = std::string("large ") + convention.name;
@@ -192,14 +170,10 @@ std::vector<RopeCase> rope_position_cases() {
   for (const Convention& convention : kConventions) {
     for (const RopePositions positions : kinds) {
       for (const uint64_t tokens : {1u, 7u, 33u}) {
-        RopeCase c;
-        c.tokens = tokens;
-        c.positions = positions;
-        c.positions_apart = tokens != 33;
+        RopeCase c{.tokens = tokens, .positions = positions, .positions_apart = tokens != 33};
         c.options = options_of(convention, c.head_dim);
-        c.name = std::string(convention.name) + " positions " +
-                 std::to_string(static_cast<int>(positions)) + " tokens " + std::to_string(tokens) +
-                 (c.positions_apart ? " apart" : "");
+        c.name = str_cat(convention.name, " positions ", static_cast<int>(positions), " tokens ",
+                         tokens, c.positions_apart ? " apart" : "");
         cases.push_back(c);
       }
     }
@@ -219,16 +193,13 @@ std::vector<RopeCase> rope_section_cases() {
   for (const auto& sections : kSections) {
     for (const RopeMode mode : {RopeMode::sectioned, RopeMode::interleaved}) {
       for (const uint32_t rotary_dim : {64u, 128u}) {
-        RopeCase c;
-        c.head_dim = 128;
-        c.tokens = 3;
-        c.heads = 2;
+        RopeCase c{.tokens = 3, .heads = 2, .head_dim = 128};
         c.options.mode = mode;
         c.options.rotary_dim = rotary_dim;
         c.options.pairing = rotary_dim == 128 ? RopePairing::adjacent : RopePairing::split_half;
         set_sections(c.options, sections);
-        c.name = std::string(mode == RopeMode::sectioned ? "sectioned " : "interleaved ") +
-                 sections_text(c.options) + " rotary_dim " + std::to_string(rotary_dim);
+        c.name = str_cat(mode == RopeMode::sectioned ? "sectioned " : "interleaved ",
+                         sections_text(c.options), " rotary_dim ", rotary_dim);
         cases.push_back(c);
       }
     }
@@ -236,9 +207,7 @@ std::vector<RopeCase> rope_section_cases() {
   // The last two are not for mode vision and must change nothing.
   constexpr uint32_t kVision[][4] = {{32, 32, 0, 0}, {64, 0, 0, 0}, {0, 64, 0, 0}, {13, 51, 9, 77}};
   for (const auto& sections : kVision) {
-    RopeCase c;
-    c.head_dim = 128;
-    c.options.mode = RopeMode::vision;
+    RopeCase c{.head_dim = 128, .options = {.mode = RopeMode::vision}};
     set_sections(c.options, sections);
     c.name = "vision " + sections_text(c.options);
     cases.push_back(c);
@@ -260,8 +229,8 @@ std::vector<RopeCase> rope_frequency_cases() {
         c.options.magnitude = factors ? 1.3465736f : 0.5f;
         c.frequencies = source;
         if (factors) c.factors.assign(std::begin(kFactors), std::end(kFactors));
-        c.name = std::string(convention.name) + " frequencies " +
-                 std::to_string(static_cast<int>(source)) + (factors ? " with factors" : "");
+        c.name = str_cat(convention.name, " frequencies ", static_cast<int>(source),
+                         factors ? " with factors" : "");
         cases.push_back(c);
         if (!factors) continue;
         // An angle that cannot be computed is NaN, and none over infinity.
@@ -273,12 +242,8 @@ std::vector<RopeCase> rope_frequency_cases() {
     }
   }
   for (const double base : {1.0, 0.02, 2.5, 500000.0, 1e6, 1e7, 1e30}) {
-    RopeCase c;
-    c.options.base = base;
-    c.options.magnitude = -2;
-    c.k_heads = 1;
-    c.name = "base " + std::to_string(base);
-    cases.push_back(c);
+    cases.push_back(
+        {.name = str_cat("base ", base), .k_heads = 1, .options = {.base = base, .magnitude = -2}});
   }
   return cases;
 }
@@ -287,15 +252,11 @@ std::vector<RopeCase> rope_frequency_cases() {
 std::vector<RopeCase> rope_value_cases() {
   std::vector<RopeCase> cases;
   for (size_t i = 0; i < 18; ++i) {
-    RopeCase c;
+    RopeCase c{.tokens = 7, .heads = 5, .x = kFloats[i / 6], .out = kFloats[i / 2 % 3]};
     c.specials = true;
-    c.tokens = 7;
-    c.heads = 5;
-    c.x = kFloats[i / 6];
-    c.out = kFloats[i / 2 % 3];
     c.options.pairing = i % 2 == 0 ? RopePairing::split_half : RopePairing::adjacent;
     c.options.rotary_dim = 14;
-    c.name = std::string("special values ") + types_text(c) + (i % 2 == 0 ? " split" : " adjacent");
+    c.name = str_cat("special values ", types_text(c), i % 2 == 0 ? " split" : " adjacent");
     cases.push_back(c);
   }
   return cases;

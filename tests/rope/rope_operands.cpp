@@ -10,12 +10,6 @@ namespace {
 
 using reference::KvSide;
 
-std::mt19937 random_for(const RopeCase& c, const char* what) {
-  const std::string text = c.name + what;
-  std::seed_seq seed(text.begin(), text.end());
-  return std::mt19937(seed);
-}
-
 int64_t draw_position(RopePositions kind, std::mt19937& random) {
   constexpr int64_t kExtremes[] = {0,
                                    1,
@@ -74,18 +68,11 @@ std::vector<double> own_frequencies(const RopeCase& c) {
   return radians;
 }
 
-Block float_block(std::span<const float> values) {
-  Block block;
-  block.before.resize(values.size_bytes());
-  std::memcpy(block.before.data(), values.data(), values.size_bytes());
-  return block;
-}
-
 // A table's entries are 8 bytes each; one element in front keeps them aligned between the guards.
 Block frequency_block(const RopeCase& c) {
   const std::vector<double> own = own_frequencies(c);
   if (c.frequencies == RopeFrequencySource::radians)
-    return float_block(std::vector<float>(own.begin(), own.end()));
+    return plain_block(DType::f32, std::vector<float>(own.begin(), own.end()));
   const Bytes table = read_bytes(rope_table(Device::open("cpu", {.threads = 1}), own));
   Block block;
   block.dtype = DType::u32;
@@ -95,17 +82,11 @@ Block frequency_block(const RopeCase& c) {
 }
 
 Block weight_block(const RopeCase& c, const char* what) {
-  std::mt19937 random = random_for(c, what);
+  std::mt19937 random = random_of(c.name + what);
   std::uniform_real_distribution<float> values(-2, 2);
-  Block block;
-  block.dtype = *c.norm->weight;
-  block.before.resize(c.head_dim * size_bytes(block.dtype));
-  for (uint64_t i = 0; i < c.head_dim; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(values(random));
-    reference::store_bits(block.dtype, block.before.data(), i,
-                          reference::convert(DType::f32, block.dtype, bits));
-  }
-  return block;
+  std::vector<float> weights(c.head_dim);
+  for (float& weight : weights) weight = values(random);
+  return plain_block(*c.norm->weight, reference::stored(*c.norm->weight, weights));
 }
 
 std::vector<bool> rotated_coordinates(const RopeCase& c) {
@@ -132,7 +113,7 @@ void fill_input(const RopeCase& c, Operand operand, Block& block) {
   block.dtype = side.dtype;
   if (block.before.empty())
     block.before = pattern_bytes(side.elements() * size_bytes(side.dtype), 7);
-  std::mt19937 random = random_for(c, operand == kX ? "x" : "k");
+  std::mt19937 random = random_of(c.name + (operand == kX ? "x" : "k"));
   const std::vector<bool> rotated = rotated_coordinates(c);
   for (uint64_t t = 0; t < c.tokens; ++t) {
     for (uint64_t h = 0; h < side.heads; ++h) {
@@ -198,7 +179,7 @@ KvSide side_of(const RopeCase& c, Operand operand) {
 }
 
 PositionTable draw_positions(const RopeCase& c) {
-  std::mt19937 random = random_for(c, "positions");
+  std::mt19937 random = random_of(c.name + "positions");
   PositionTable table(reference::rope_axes(c.options.mode));
   for (auto& axis : table) {
     for (uint64_t t = 0; t < c.tokens; ++t) axis.push_back(draw_position(c.positions, random));
@@ -243,7 +224,7 @@ std::vector<Block> initial_blocks(const RopeCase& c, const BlockIndex& index) {
   }
   if (index[kPositions] != kAbsent) blocks[index[kPositions]] = position_block(c);
   if (index[kFrequencies] != kAbsent) blocks[index[kFrequencies]] = frequency_block(c);
-  if (index[kFactors] != kAbsent) blocks[index[kFactors]] = float_block(c.factors);
+  if (index[kFactors] != kAbsent) blocks[index[kFactors]] = plain_block(DType::f32, c.factors);
   for (Block& block : blocks) block.after = block.before;
   return blocks;
 }

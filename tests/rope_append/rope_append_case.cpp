@@ -43,13 +43,6 @@ KvSide side_of(const RopeAppendCase& c, At at) {
           0};
 }
 
-template <class T>
-Block block_of(DType dtype, const std::vector<T>& values) {
-  Bytes bytes(values.size() * sizeof(T));
-  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return plain_block(dtype, std::move(bytes));
-}
-
 // What the options make of a head, in exact arithmetic.
 class Rotation {
  public:
@@ -126,8 +119,7 @@ std::vector<float> draw_row(const RopeAppendCase& c, At at, std::mt19937& random
       x = class_of(format) == FormatClass::mlx_native ? sign * static_cast<float>(1 + random() % 6)
                                                       : normal(random);
       if (c.norm && at != kV) x = 2 * sign;
-      const uint32_t bits = reference::convert(DType::f32, c.dtype, std::bit_cast<uint32_t>(x));
-      x = std::bit_cast<float>(reference::convert(c.dtype, DType::f32, bits));
+      x = reference::rounded(c.dtype, x);
     } while (x == 0);
   }
   return row;
@@ -135,7 +127,7 @@ std::vector<float> draw_row(const RopeAppendCase& c, At at, std::mt19937& random
 
 class Run {
  public:
-  explicit Run(const RopeAppendCase& c) : c_(c), random_(seed_of(c)), rotation_(c, random_) {
+  explicit Run(const RopeAppendCase& c) : c_(c), random_(random_of(c.name)), rotation_(c, random_) {
     blocks_.resize(kMemory);
     fill_inputs();
     draw_queries();
@@ -149,32 +141,22 @@ class Run {
   std::vector<Block> take() { return std::move(blocks_); }
 
  private:
-  static std::mt19937 seed_of(const RopeAppendCase& c) {
-    std::seed_seq seed(c.name.begin(), c.name.end());
-    return std::mt19937(seed);
-  }
-
   void fill_inputs() {
     for (const At at : {kQ, kQOut, kK, kV}) {
       const KvSide side = side_of(c_, at);
       blocks_[at] = plain_block(c_.dtype, pattern_bytes(side.elements() * size_bytes(c_.dtype), 5));
     }
-    blocks_[kPositions] = block_of(DType::i32, rotation_.positions());
-    blocks_[kFrequencies] = block_of(DType::u32, rotation_.table());
-    blocks_[kFactors] = block_of(DType::f32, rotation_.factors());
-    blocks_[kQWeight] = block_of(DType::f32, rotation_.stored_weight(0));
-    blocks_[kKWeight] = block_of(DType::f32, rotation_.stored_weight(1));
+    blocks_[kPositions] = plain_block(DType::i32, rotation_.positions());
+    blocks_[kFrequencies] = plain_block(DType::u32, rotation_.table());
+    blocks_[kFactors] = plain_block(DType::f32, rotation_.factors());
+    blocks_[kQWeight] = plain_block(DType::f32, rotation_.stored_weight(0));
+    blocks_[kKWeight] = plain_block(DType::f32, rotation_.stored_weight(1));
   }
 
   void put(At at, uint64_t token, uint64_t head, const std::vector<float>& row, bool result) {
     const KvSide side = side_of(c_, at);
-    for (uint64_t e = 0; e < row.size(); ++e) {
-      const uint32_t bits =
-          reference::convert(DType::f32, c_.dtype, std::bit_cast<uint32_t>(row[e]));
-      const uint64_t place = side.index(token, head, e);
-      reference::store_bits(c_.dtype, blocks_[at].after.data(), place, bits);
-      if (!result) reference::store_bits(c_.dtype, blocks_[at].before.data(), place, bits);
-    }
+    reference::store_row(side, blocks_[at].after, token, head, row);
+    if (!result) reference::store_row(side, blocks_[at].before, token, head, row);
   }
 
   void draw_queries() {
@@ -210,12 +192,7 @@ class Run {
   }
 
   void fill_pages() {
-    if (c_.slot_type == DType::i64) {
-      blocks_[kWhere] = block_of(DType::i64, c_.slots);
-    } else {
-      blocks_[kWhere] =
-          block_of(DType::i32, std::vector<int32_t>(c_.slots.begin(), c_.slots.end()));
-    }
+    blocks_[kWhere] = slot_block(c_.slot_type, c_.slots);
     PageMemory memory({c_.k, c_.v, c_.kv_heads, c_.k_dim, c_.v_dim, kPageTokens}, kPages, 48);
     Block pages = plain_block(DType::u8, memory.bytes());
     pages.aligned = true;
@@ -233,9 +210,7 @@ class Run {
   void fill_cache() {
     const uint64_t end = c_.start + c_.tokens;
     const abi::KvState state{c_.start, end + c_.unseen, 0};
-    Bytes bytes(sizeof(state));
-    std::memcpy(bytes.data(), &state, sizeof(state));
-    blocks_[kWhere] = plain_block(DType::u8, std::move(bytes));
+    blocks_[kWhere] = plain_block(DType::u8, std::vector{state});
     blocks_[kWhere].aligned = true;  // as every cache has its state
     for (const KvRole role : {KvRole::k, KvRole::v}) fill_half(role);
   }
@@ -311,10 +286,7 @@ void record(const RopeAppendCase& c, Encoder& encoder, std::span<const Tensor> t
 }  // namespace
 
 OpCase make_case(const RopeAppendCase& numbers) {
-  OpCase op_case;
-  op_case.name = "rope_append " + numbers.name;
-  op_case.supported = [](const Device& device) { return has_kernel(device, "rope_append"); };
-  op_case.make = [numbers] {
+  return kernel_case("rope_append", numbers.name, [numbers] {
     OpRun run;
     run.blocks = Run(numbers).take();
     const abi::KvRowShape rows{static_cast<uint32_t>(numbers.k), static_cast<uint32_t>(numbers.v),
@@ -324,8 +296,7 @@ OpCase make_case(const RopeAppendCase& numbers) {
       record(numbers, encoder, t);
     };
     return run;
-  };
-  return op_case;
+  });
 }
 
 }  // namespace gyre::test

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "format_classes.h"
+#include "pages/page_memory.h"
 #include "rope_append/rope_append_case.h"
 
 namespace gyre::test {
@@ -11,12 +12,6 @@ using Cases = std::vector<RopeAppendCase>;
 uint64_t dim_of(KvFormat format, size_t i) {
   constexpr uint64_t kDims[] = {64, 128, 80, 96, 24, 256};
   return class_of(format) == FormatClass::mlx_native ? 256 : kDims[i % std::size(kDims)];
-}
-
-std::vector<int64_t> slot_run(int64_t first, uint64_t count) {
-  std::vector<int64_t> slots;
-  for (uint64_t i = 0; i < count; ++i) slots.push_back(first + static_cast<int64_t>(i));
-  return slots;
 }
 
 // Where tokens go, in turn: pages with either kind of slots, and caches with sink tokens, tails and
@@ -48,8 +43,7 @@ RopeAppendCase numbered(KvFormat k, KvFormat v, size_t i, bool few) {
   c.weights = i % 5 != 2;
   c.tokens = few ? 1 + i % 12 : 33 + i % 6;
   choose_place(c, i / 2 + i / 7);
-  c.name = std::string(name(k)) + "/" + std::string(name(v)) + " " + std::to_string(c.k_dim) + "/" +
-           std::to_string(c.v_dim) + " " + std::string(name(c.dtype)) + " #" + std::to_string(i);
+  c.name = str_cat(k, "/", v, " ", c.k_dim, "/", c.v_dim, " ", c.dtype, " #", i);
   return c;
 }
 
@@ -84,7 +78,7 @@ Cases option_cases() {
       c.slot_type = i / 12 == 1 ? DType::i32 : DType::i64;
       c.slots = slot_run(6, c.tokens);
     }
-    c.name = "options #" + std::to_string(i);
+    c.name = str_cat("options #", i);
     cases.push_back(c);
   }
   return cases;
@@ -95,10 +89,9 @@ Cases convention_cases() {
   Cases cases;
   const auto add = [&](const char* what, void (*change)(RopeAppendCase&)) {
     for (const uint64_t tokens : {3u, 35u}) {
-      RopeAppendCase c;
-      c.tokens = tokens;
+      RopeAppendCase c{.tokens = tokens};
       change(c);
-      c.name = std::string(what) + ", tokens " + std::to_string(tokens);
+      c.name = str_cat(what, ", tokens ", tokens);
       cases.push_back(c);
     }
   };
@@ -142,8 +135,7 @@ Cases shape_cases() {
     c.body = tokens + 11;
     c.sink_tokens = 2;
     c.start = cases.size() % 3;
-    c.name = std::string(name(format)) + " " + std::to_string(k_dim) + "/" + std::to_string(v_dim) +
-             " heads " + std::to_string(kv_heads) + " tokens " + std::to_string(tokens);
+    c.name = str_cat(format, " ", k_dim, "/", v_dim, " heads ", kv_heads, " tokens ", tokens);
     cases.push_back(c);
   };
   add(16, 16, 1, 1, KvFormat::tq4);
@@ -172,7 +164,7 @@ Cases slot_cases() {
       c.slots = slots;
       c.v_dim = v_dim;
       c.v = cases.size() % 4 < 2 ? KvFormat::tq4 : KvFormat::tq3;
-      c.name = std::string(what) + ", head_dim of V " + std::to_string(v_dim);
+      c.name = str_cat(what, ", head_dim of V ", v_dim);
       cases.push_back(c);
     }
   };
@@ -211,9 +203,8 @@ Cases cache_cases() {
       c.sink_tokens = sink_tokens, c.tail = tail, c.start = start, c.tokens = tokens,
       c.unseen = unseen;
       c.body = 43;
-      c.name = "V " + std::string(name(v)) + " sink_tokens " + std::to_string(sink_tokens) +
-               " tail " + std::to_string(tail) + " from " + std::to_string(start) + " tokens " +
-               std::to_string(tokens);
+      c.name = str_cat("V ", v, " sink_tokens ", sink_tokens, " tail ", tail, " from ", start,
+                       " tokens ", tokens);
       cases.push_back(c);
     }
   };
@@ -231,12 +222,8 @@ Cases cache_cases() {
 }  // namespace
 
 std::vector<OpCase> rope_append_cases() {
-  std::vector<OpCase> cases;
-  for (const Cases& list : {format_cases(), option_cases(), convention_cases(), shape_cases(),
-                            slot_cases(), cache_cases()}) {
-    for (const RopeAppendCase& c : list) cases.push_back(make_case(c));
-  }
-  return cases;
+  return make_cases<RopeAppendCase>({format_cases(), option_cases(), convention_cases(),
+                                     shape_cases(), slot_cases(), cache_cases()});
 }
 
 }  // namespace gyre::test
