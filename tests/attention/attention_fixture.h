@@ -14,6 +14,7 @@
 #include "gyre/gyre.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "recorded_commands.h"
+#include "str_cat.h"
 
 namespace gyre::test {
 
@@ -37,12 +38,9 @@ struct AttentionCase {
   uint64_t splits = 0;  // 0: attention(); else attention_partial() and attention_merge()
 
   std::string text() const {
-    return std::to_string(tokens) + "x" + std::to_string(heads) + "/" + std::to_string(kv_heads) +
-           "/" + std::to_string(k_dim) + "," + std::to_string(v_dim) + " length " +
-           std::to_string(length) + " of " + std::to_string(capacity) + " from " +
-           std::to_string(ring_start) + " " + std::string(name(k)) + "/" + std::string(name(v)) +
-           " window " + std::to_string(window) + " tree_mask " + std::to_string(tree_mask) +
-           " splits " + std::to_string(splits);
+    return str_cat(tokens, "x", heads, "/", kv_heads, "/", k_dim, ",", v_dim, " length ", length,
+                   " of ", capacity, " from ", ring_start, " ", k, "/", v, " window ", window,
+                   " tree_mask ", tree_mask, " splits ", splits);
   }
 };
 
@@ -52,15 +50,6 @@ struct AttentionAnswer {
   reference::AttentionResult decoded;   // over what the cache holds
   reference::AttentionResult original;  // over what was put in
 };
-
-inline double nmse(const std::vector<double>& got, const std::vector<double>& wanted) {
-  double error = 0, energy = 0;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
-    energy += wanted[i] * wanted[i];
-  }
-  return energy == 0 ? error : error / energy;
-}
 
 class AttentionProblem {
  public:
@@ -118,13 +107,6 @@ class AttentionProblem {
   }
 
  private:
-  std::vector<float> gaussian(uint64_t count, float gain) {
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& v : values) v = gain * normal(random_);
-    return values;
-  }
-
   // What a tensor of that dtype holds, so that rounding the input is not counted as an error.
   Tensor typed(const std::vector<float>& values, const Dims& shape, DType dtype) const {
     const Tensor wide = tensor_of(device_, values, shape);
@@ -144,9 +126,9 @@ class AttentionProblem {
     const float scale = 1.0f / std::sqrt(static_cast<float>(c_.k_dim));  // as nothing is given
     // With outlier channels in K the query shrinks, so that logits keep their variance.
     const double energy = 1 + static_cast<double>(c_.outliers) * 99 / static_cast<double>(c_.k_dim);
-    inputs.q = typed(gaussian(c_.tokens * c_.heads * c_.k_dim,
-                              c_.q_gain / static_cast<float>(std::sqrt(energy))),
-                     q_shape, c_.q_dtype);
+    const float gain = c_.q_gain / static_cast<float>(std::sqrt(energy));
+    inputs.q =
+        typed(normal_floats(c_.tokens * c_.heads * c_.k_dim, random_, gain), q_shape, c_.q_dtype);
     data_.q = doubles_of(inputs.q);
     inputs.out = device_.tensor(c_.out_dtype, {c_.tokens, c_.heads, c_.v_dim});
     inputs.lse = device_.tensor(DType::f32, {c_.tokens, c_.heads});
@@ -158,15 +140,14 @@ class AttentionProblem {
         const uint64_t row = i / c_.tokens, column = i % c_.tokens;
         data_.tree_mask[i] = row == column || (column < row && random_() % 2 == 0) ? 1 : 0;
       }
-      options.mask.tree_mask = device_.tensor(DType::u8, {c_.tokens, c_.tokens});
-      options.mask.tree_mask.write_from(std::span<const uint8_t>(data_.tree_mask));
+      options.mask.tree_mask = tensor_of(device_, data_.tree_mask, {c_.tokens, c_.tokens});
     }
     shape_ = {c_.tokens,   c_.heads,      c_.kv_heads,   c_.k_dim,  c_.v_dim,  c_.length,
               c_.capacity, c_.ring_start, double{scale}, c_.causal, c_.window, double{c_.soft_cap}};
   }
 
   Tensor per_head(std::vector<double>& values, float gain) {
-    const std::vector<float> made = gaussian(c_.heads, gain);
+    const std::vector<float> made = normal_floats(c_.heads, random_, gain);
     values.assign(made.begin(), made.end());
     return tensor_of(device_, made, {c_.heads});
   }
@@ -188,7 +169,7 @@ class AttentionProblem {
     const uint64_t n = cache.shape.head_dim, row = c_.kv_heads * n;
     const std::vector<float> nothing(c_.capacity * row, std::numeric_limits<float>::quiet_NaN());
     store(cache, nothing, c_.capacity, 0);
-    std::vector<float> rows = gaussian(c_.length * row, 1.0f);
+    std::vector<float> rows = normal_floats(c_.length * row, random_);
     for (size_t i = 0; i < rows.size(); ++i) {
       if (c_.outliers != 0 && i % (n / c_.outliers) == 0) rows[i] *= 10;
     }

@@ -72,10 +72,7 @@ struct Small {
     in.lse = d.tensor(DType::f32, {tokens, 1});
     AttentionOptions o = options;
     const Tensor sinks = sink_logits.empty() ? Tensor() : tensor_of(d, sink_logits, {1});
-    if (!tree_mask.empty()) {
-      o.mask.tree_mask = d.tensor(DType::u8, {tokens, tokens});
-      o.mask.tree_mask.write_from(std::span<const uint8_t>(tree_mask));
-    }
+    if (!tree_mask.empty()) o.mask.tree_mask = tensor_of(d, tree_mask, {tokens, tokens});
     if (o.length == 0) o.length = k.size() / dim;
     Encoder encoder(d);
     if (splits == 0) {

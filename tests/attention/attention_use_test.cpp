@@ -113,8 +113,7 @@ TEST(AttentionUse, HalvesComputedApartMergeToTheWhole) {
     const auto a_lse = floats_of(merged_lse), b_lse = floats_of(lse);
     // f16 and levels round probabilities block by block, and the blocks differ.
     const bool exact = format == KvFormat::f32 || format == KvFormat::bf16;
-    EXPECT_LE(nmse({a.begin(), a.end()}, {b.begin(), b.end()}), exact ? 1e-11 : 2e-4)
-        << name(format);
+    EXPECT_LE(nmse(a, b), exact ? 1e-11 : 2e-4) << name(format);
     for (uint64_t h = 0; h < kHeads; ++h) EXPECT_NEAR(a_lse[h], b_lse[h], 3e-6) << name(format);
   }
 }

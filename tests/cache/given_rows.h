@@ -18,12 +18,7 @@ class GivenRows {
 
   // Rows of N(0,1), f32.
   Tensor fresh(const Device& device, const Dims& shape) {
-    std::normal_distribution<float> normal;
-    Tensor made = device.tensor(DType::f32, shape);
-    std::vector<float> values(made.elements());
-    for (float& value : values) value = normal(random_);
-    made.write_from(std::span<const float>(values));
-    return made;
+    return normal_tensor(device, shape, random_);
   }
   Tensor k(const Device& device, uint64_t layer, uint64_t tokens) {
     const KvLayer& l = layers_[layer];
@@ -55,19 +50,15 @@ class GivenRows {
     shape.length = shape.capacity = k_[owner].size() / (l.kv_heads * l.head_dim);
     shape.window = l.window;
     shape.scale = 1 / std::sqrt(static_cast<double>(l.head_dim));
-    const std::vector<double> queries = values_of(q);
-    return nmse(values_of(out),
-                reference::attention(shape, {queries, k_[owner], v_[owner], {}, {}, {}}).out);
+    const std::vector<float> queries = floats_of(q);
+    const reference::AttentionData data{
+        {queries.begin(), queries.end()}, k_[owner], v_[owner], {}, {}, {}};
+    return nmse(floats_of(out), reference::attention(shape, data).out);
   }
 
  private:
-  static std::vector<double> values_of(const Tensor& tensor) {
-    std::vector<float> values(tensor.elements());
-    tensor.read_to(std::span<float>(values));
-    return {values.begin(), values.end()};
-  }
   static Tensor kept(const Tensor& rows, std::vector<double>& all) {
-    const std::vector<double> values = values_of(rows);
+    const std::vector<float> values = floats_of(rows);
     all.insert(all.end(), values.begin(), values.end());
     return rows;
   }

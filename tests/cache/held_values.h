@@ -1,12 +1,11 @@
 #pragma once
 // What a cache holds, in the clear: its snapshot, dequantized key by key.
 
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "folder.h"
 #include "gyre/snapshot.h"
 #include "kv_codec/kv_codec_fixture.h"
 
@@ -24,10 +23,8 @@ struct HeldValues {
 
 class HeldReader {
  public:
-  explicit HeldReader(const std::string& path) : info_(inspect_snapshot(path)) {
-    std::ifstream in(path, std::ios::binary);
-    file_ = {std::istreambuf_iterator<char>(in), {}};
-  }
+  explicit HeldReader(const std::string& path)
+      : info_(inspect_snapshot(path)), file_(bytes_of_file(path)) {}
 
   HeldValues read(uint64_t layer) const {
     return {side(layer, KvRole::k), side(layer, KvRole::v), info_.tail_begin};
@@ -43,18 +40,7 @@ class HeldReader {
   }
 
   void put_bytes(const KvSnapshotSection& section, const Tensor& tensor) const {
-    const auto* const from = reinterpret_cast<const uint8_t*>(file_.data() + section.offset);
-    const uint64_t count = section.bytes / size_bytes(tensor.dtype());
-    switch (tensor.dtype()) {
-      case DType::f32:
-        return tensor.write_from(std::span(reinterpret_cast<const float*>(from), count));
-      case DType::f16:
-        return tensor.write_from(std::span(reinterpret_cast<const Half*>(from), count));
-      case DType::bf16:
-        return tensor.write_from(std::span(reinterpret_cast<const BFloat16*>(from), count));
-      default:
-        return tensor.write_from(std::span(from, count));
-    }
+    write_bytes(tensor, std::span(file_).subspan(section.offset, section.bytes));
   }
 
   // A segment as [slots, kv_heads, head_dim].
@@ -107,7 +93,7 @@ class HeldReader {
   }
 
   KvSnapshotInfo info_;
-  std::string file_;
+  Bytes file_;
   Device cpu_ = host();
 };
 

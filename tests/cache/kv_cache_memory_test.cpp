@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "folder.h"
 #include "gyre/gyre.h"
 
 namespace gyre::test {
@@ -63,13 +64,13 @@ TEST(KvCacheMemory, IsTakenAsTokensCome) {
   EXPECT_EQ(copy.length(), cache.length());
   EXPECT_LT(resident_bytes() - with_one, held + kPlaces * 2 * kMiB);
 
-  const std::string path = testing::TempDir() + "gyre_memory_" + std::to_string(getpid());
+  const Folder folder;
+  const std::string path = folder / "a";
   copy.save(path);
   EXPECT_LT(std::filesystem::file_size(path), held + 8 * kMiB);
   const uint64_t with_two = resident_bytes();
   KvCache loaded(device, options);
   loaded.load(path);  // by way of a second cache
-  std::remove(path.c_str());
   EXPECT_EQ(loaded.length(), cache.length());
   EXPECT_LT(resident_bytes() - with_two, 2 * (held + kPlaces * 2 * kMiB));
 }

@@ -7,6 +7,7 @@
 
 #include "attention/attention_fixture.h"
 #include "cache/held_values.h"
+#include "folder.h"
 #include "gyre/kv_cache.h"
 #include "ops/cache_ops.h"
 #include "test_device.h"
@@ -62,16 +63,9 @@ class CacheModel {
   explicit CacheModel(const KvCacheOptions& options, uint32_t seed = 7)
       : random(seed), device(test_device()), encoder(device), cache(device, options) {}
 
-  std::vector<float> fresh(uint64_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
-    return values;
-  }
+  std::vector<float> fresh(uint64_t count) { return normal_floats(count, random); }
   Tensor tensor(const std::vector<float>& values, const Dims& shape) const {
-    Tensor made = device.tensor(DType::f32, shape);
-    made.write_from(std::span<const float>(values));
-    return made;
+    return tensor_of(device, values, shape);
   }
 
   void append(uint64_t tokens) {
@@ -275,8 +269,7 @@ class CacheModel {
     v.resize(v.size() - tokens * kKvHeads * v_dim());
   }
   Tensor per_head(std::vector<double>& numbers) {
-    std::vector<float> values = fresh(kHeads);
-    for (float& value : values) value *= 0.1f;
+    const std::vector<float> values = normal_floats(kHeads, random, 0.1f);
     numbers.assign(values.begin(), values.end());
     return tensor(values, {kHeads});
   }
@@ -286,9 +279,7 @@ class CacheModel {
     for (uint64_t i = 0; i < tokens; ++i) {
       for (uint64_t j = 0; j <= i; ++j) sees[i * tokens + j] = j == i || random() % 2 == 0 ? 1 : 0;
     }
-    Tensor made = device.tensor(DType::u8, {tokens, tokens});
-    made.write_from(std::span<const uint8_t>(sees));
-    return made;
+    return tensor_of(device, sees, {tokens, tokens});
   }
 };
 

@@ -29,15 +29,10 @@ class KvCalibrated : public testing::Test {
   };
 
   Values normal(uint64_t count, float spread = 1.0f) {
-    std::normal_distribution<float> of(0.0f, spread);
-    Values values(count);
-    for (float& value : values) value = of(random);
-    return values;
+    return normal_floats(count, random, spread);
   }
   Tensor tensor(const Values& values, const Dims& shape) const {
-    Tensor made = device.tensor(DType::f32, shape);
-    made.write_from(std::span<const float>(values));
-    return made;
+    return tensor_of(device, values, shape);
   }
   // 1 + e e^t and its inverse 1 - e e^t / (1 + |e|^2), per head.
   Side side(uint64_t n, bool with_mean) {
@@ -168,15 +163,7 @@ TEST_F(KvCalibrated, AttendsOverCalibratedRowsAsInDoublePrecision) {
       const Tensor out = device.tensor(DType::f32, {1, kHeads, kValueDim});
       cache.attend(encoder, 0, {.q = tensor(q, {1, kHeads, kDim}), .out = out});
       encoder.submit().wait();
-      Values got(kHeads * kValueDim);
-      out.read_to(std::span<float>(got));
-      const auto want = expected({layer, k, v, keys, values, q});
-      double error = 0, energy = 0;
-      for (size_t i = 0; i < got.size(); ++i) {
-        error += (got[i] - want[i]) * (got[i] - want[i]);
-        energy += want[i] * want[i];
-      }
-      EXPECT_LT(error, 1e-5 * energy);
+      EXPECT_LT(nmse(floats_of(out), expected({layer, k, v, keys, values, q})), 1e-5);
       EXPECT_NE(cache.describe()[0].calibration, 0u);
     }
   }
@@ -211,16 +198,8 @@ TEST_F(KvCalibrated, PoolAndCacheAgree) {
     batch.append(encoder, 0, new_k, new_v);
     batch.attend(encoder, 0, {.q = q, .out = b});
     encoder.submit().wait();
-    Values one(count * kHeads * kValueDim), other(one.size());
-    a.read_to(std::span<float>(one));
-    b.read_to(std::span<float>(other));
     // A tail's states are merged in another order, and pages may have another kernel.
-    double error = 0, energy = 0;
-    for (size_t i = 0; i < one.size(); ++i) {
-      error += (one[i] - other[i]) * (one[i] - other[i]);
-      energy += one[i] * one[i];
-    }
-    EXPECT_LT(error, 3e-5 * energy);
+    EXPECT_LT(nmse(floats_of(b), floats_of(a)), 3e-5);
   }
 }
 
@@ -247,10 +226,7 @@ TEST_F(KvCalibrated, RopeAppendIsRopeThenAppend) {
   fused.attend(encoder, 0, {.q = rotated_q, .out = a});
   apart.attend(encoder, 0, {.q = rotated_q, .out = b});
   encoder.submit().wait();
-  Values one(count * kHeads * kValueDim), other(one.size());
-  a.read_to(std::span<float>(one));
-  b.read_to(std::span<float>(other));
-  EXPECT_EQ(one, other);
+  EXPECT_EQ(floats_of(a), floats_of(b));
 }
 
 TEST_F(KvCalibrated, FilesNameTheirCalibration) {

@@ -2,13 +2,10 @@
 // A cache of several layers, and the calls of its steps.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <string>
 
 #include "cache/kv_cache_model.h"
 #include "expect_error.h"
+#include "folder.h"
 
 namespace gyre::test {
 
@@ -41,9 +38,8 @@ class KvProtocol : public testing::Test {
     encoder.submit().wait();
   }
   static void save(const KvCache& what) {
-    const std::string path = testing::TempDir() + "gyre_protocol_" + std::to_string(getpid());
-    what.save(path);
-    std::remove(path.c_str());
+    const Folder folder;
+    what.save(folder / "a");
   }
   void save() const { save(cache); }
   // A whole step works, and what it leaves can be saved and copied.

@@ -53,7 +53,8 @@ TEST_F(KvProtocol, ExtendTwice) {
 
 // Several steps in one list are in order. A second encoder is refused until the first is submitted.
 TEST_F(KvProtocol, OneEncoderAtATime) {
-  const std::string path = testing::TempDir() + "gyre_protocol_load_" + std::to_string(getpid());
+  const Folder folder;
+  const std::string path = folder / "a";
   step(1);
   cache.save(path);
   const auto expect_refused = [&](const char* op, const auto& call) {
@@ -96,7 +97,6 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
   const Graph graph = other.instantiate();
   expect_goes_on();
   cache.load(path);
-  std::remove(path.c_str());
   EXPECT_EQ(cache.length(), 1u);
   expect_goes_on();
 }

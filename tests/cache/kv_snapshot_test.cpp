@@ -84,10 +84,7 @@ TEST_F(KvSnapshot, GraphsGoOn) {
   graph.replay().wait();
   from.cache.attend(encoder, 0, {.q = q, .out = wanted});
   encoder.submit().wait();
-  std::vector<float> a(out.elements()), b(wanted.elements());
-  out.read_to(std::span<float>(a));
-  wanted.read_to(std::span<float>(b));
-  EXPECT_EQ(a, b);
+  EXPECT_EQ(floats_of(out), floats_of(wanted));
 }
 
 // Until the next begin_step() there is no step: a replay is refused.

@@ -19,21 +19,15 @@ KvCacheOptions with_steps(const KvLayer& layer, uint64_t capacity, uint64_t step
 }
 
 std::vector<std::byte> saved(const KvCache& cache) {
-  const std::string path = testing::TempDir() + "gyre_tail_" + std::to_string(getpid());
-  cache.save(path);
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  std::remove(path.c_str());
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
+  const Folder folder;
+  cache.save(folder / "a");
+  return bytes_of_file(folder / "a");
 }
 
 uint64_t tail_begin_of(const KvCache& cache) {
-  const std::string path = testing::TempDir() + "gyre_tail_" + std::to_string(getpid());
-  cache.save(path);
-  const KvSnapshotInfo info = inspect_snapshot(path);
-  std::remove(path.c_str());
-  return info.tail_begin;
+  const Folder folder;
+  cache.save(folder / "a");
+  return inspect_snapshot(folder / "a").tail_begin;
 }
 
 struct Steps {
@@ -176,10 +170,9 @@ TEST(KvTailAnswers, AreTheSameBitsAgain) {
       model.cache.rollback(model.encoder, tokens);
       KvCache copy = before.fork(model.encoder);
       EXPECT_EQ(step(copy), first) << tokens << " tokens of a copy";
-      const std::string path = testing::TempDir() + "gyre_tail_again_" + std::to_string(getpid());
-      before.save(path);
-      copy.load(path);
-      std::remove(path.c_str());
+      const Folder folder;
+      before.save(folder / "a");
+      copy.load(folder / "a");
       EXPECT_EQ(step(copy), first) << tokens << " tokens of a loaded cache";
     }
   }

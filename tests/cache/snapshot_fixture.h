@@ -2,39 +2,19 @@
 // Caches that are filled the same way twice, and snapshot files as bytes.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <bit>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cache/snapshot.h"
 #include "expect_error.h"
+#include "folder.h"
 #include "gyre/gyre.h"
+#include "numbers.h"
 
 namespace gyre::test {
-
-using Bytes = std::vector<std::byte>;
-
-inline Bytes bytes_of_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-
-inline void put_file(const std::string& path, std::span<const std::byte> bytes) {
-  std::filesystem::remove(path);  // some file systems sync what is emptied and written again
-  std::ofstream out(path, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(bytes.data()),
-            static_cast<std::streamsize>(bytes.size()));
-}
 
 inline void put_number(Bytes& bytes, size_t offset, size_t width, uint64_t value) {
   for (size_t i = 0; i < width; ++i) bytes[offset + i] = std::byte(value >> (8 * i));
@@ -45,26 +25,6 @@ inline uint64_t number_at(const Bytes& bytes, size_t offset, size_t width) {
   for (size_t i = 0; i < width; ++i) value |= static_cast<uint64_t>(bytes[offset + i]) << (8 * i);
   return value;
 }
-
-// A folder of its own, gone with the test.
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / "gyre_snapshot_XXXXXX") {
-    std::string name = path_.string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  size_t files() const {
-    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 // A cache, and questions whose answers are compared bit for bit.
 class Session {
@@ -106,10 +66,7 @@ class Session {
 
  private:
   Tensor fresh(const Dims& shape, std::mt19937& random) const {
-    std::normal_distribution<float> normal;
-    Tensor made = encoder.device().tensor(DType::f32, shape);
-    for (float& value : made.data<float>()) value = normal(random);
-    return made;
+    return normal_tensor(encoder.device(), shape, random);
   }
 
  public:

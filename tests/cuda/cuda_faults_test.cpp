@@ -12,6 +12,7 @@
 #include "cuda/driver.h"
 #include "cuda/fake_controls.h"
 #include "expect_error.h"
+#include "folder.h"
 #include "gyre/gyre.h"
 #include "tensor_bytes.h"
 #include "test_device.h"
@@ -174,9 +175,9 @@ TEST_F(CudaFaults, ALoadWhoseWaitFailsIsNotRead) {
   cache.begin_step(encoder, 1);
   cache.append(encoder, 0, k, k);
   encoder.submit().wait();
-  const std::string path = testing::TempDir() + "gyre-cuda-load-" + std::to_string(getpid());
-  const auto load = [&] { cache.load(path); };
-  const auto save = [&] { cache.save(path); };
+  const Folder folder;
+  const auto load = [&] { cache.load(folder / "a"); };
+  const auto save = [&] { cache.save(folder / "a"); };
   save();
   const uint64_t before = fake().kernels_run();
   fake().fail_wait(cuda::kCuOutOfMemory);
@@ -185,7 +186,6 @@ TEST_F(CudaFaults, ALoadWhoseWaitFailsIsNotRead) {
   EXPECT_TRUE(throws_error(ErrorCode::invalid_argument, {"load ended in the middle"}, save));
   load();
   EXPECT_NO_THROW(save());
-  std::remove(path.c_str());
 }
 
 // One launch is tried again at once; if that fails, too, a list of which nothing has run is left to

@@ -1,38 +1,21 @@
 // A child of fork(): what it has of its parent's CUDA devices refuses, and goes without a wait and
 // without a call of the driver, at which the fake one aborts.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
-#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "child_process.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "test_device.h"
 
 namespace gyre::test {
 namespace {
-
-// Exits with what `child` returns, 0: as promised.
-void expect_child(const std::function<int()>& child) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    alarm(120);  // instead of a hang
-    _exit(child());
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status)
-                                 << (WTERMSIG(status) == SIGALRM ? ": it hung" : "");
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-}
 
 // What a program has while it decodes.
 struct World {

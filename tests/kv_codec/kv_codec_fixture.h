@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gyre/gyre.h"
+#include "numbers.h"
 
 namespace gyre::test {
 
@@ -15,23 +16,7 @@ inline const Device& cpu() {
   return device;
 }
 
-inline Tensor tensor_of(const Device& device, std::span<const float> values, const Dims& shape) {
-  const Tensor tensor = device.tensor(DType::f32, shape);
-  tensor.write_from(values);
-  return tensor;
-}
-
-inline std::vector<float> floats_of(const Tensor& tensor) {
-  std::vector<float> values(tensor.elements());
-  tensor.read_to(std::span<float>(values));
-  return values;
-}
-
-inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
-  std::vector<uint8_t> values(tensor.elements());
-  tensor.read_to(std::span<uint8_t>(values));
-  return values;
-}
+inline std::vector<uint8_t> bytes_of(const Tensor& tensor) { return values_of<uint8_t>(tensor); }
 
 // A cache of one head that holds `rows`, each a token.
 inline KvBuffer encoded(const Device& device, KvFormat format, uint64_t head_dim,
@@ -61,10 +46,7 @@ inline std::vector<float> decoded(const Device& device, const KvBuffer& cache,
 
 inline std::vector<float> gaussian_rows(uint64_t count, uint64_t head_dim, uint32_t seed) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count * head_dim);
-  for (float& v : values) v = normal(random);
-  return values;
+  return normal_floats(count * head_dim, random);
 }
 
 // Means over rows: |x - decoded|^2 / |x|^2, and the cosine between the two.

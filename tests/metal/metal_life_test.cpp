@@ -1,12 +1,11 @@
 // Devices that are closed with work in flight, memory that work holds, children of fork().
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "child_process.h"
 #include "expect_error.h"
 #include "gyre/gyre.h"
 #include "metal/test_kernels.h"
@@ -17,15 +16,6 @@ namespace gyre::test {
 namespace {
 
 using namespace metal_host;
-
-bool is_lost(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::device_lost;
-  }
-  return false;
-}
 
 TEST(MetalLife, MemoryComesBackWhenItsWorkIsDone) {
   const Device device = Device::open("metal");
@@ -108,7 +98,6 @@ TEST(MetalLife, ADeviceIsClosedWithWorkInFlight) {
 
 // What a child does with everything that its parent had. 0: as promised.
 int child(const Device& device, const Graph& graph, const Fence& fence, const Tensor& tensor) {
-  alarm(120);  // instead of a hang
   if (!is_lost([&] { device.tensor(DType::f32, {1024}); })) return 1;
   if (!is_lost([&] { graph.replay(); })) return 2;
   if (!is_lost([&] { read_bytes(tensor); })) return 3;
@@ -149,8 +138,7 @@ TEST(MetalLife, AChildOfForkIsRefusedInsteadOfHanging) {
     }
     record_copy(*encoder, *a, *b);
     auto fence = std::make_unique<Fence>(encoder->submit());
-    const pid_t pid = fork();
-    if (pid == 0) {
+    expect_child([&] {
       const int result = child(*device, *graph, *fence, *b);
       // Destructors do not wait, either.
       fence.reset();
@@ -160,12 +148,8 @@ TEST(MetalLife, AChildOfForkIsRefusedInsteadOfHanging) {
       a.reset();
       b.reset();
       device.reset();
-      _exit(result);
-    }
-    int status = 0;
-    EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
-    EXPECT_EQ(WEXITSTATUS(status), 0);
+      return result;
+    });
   }
 }
 

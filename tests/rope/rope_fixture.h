@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gyre/gyre.h"
+#include "numbers.h"
 #include "reference.h"
 #include "tensor_bytes.h"
 
@@ -20,20 +21,13 @@ class RopeTest : public testing::Test {
  protected:
   Tensor filled(DType dtype, const Dims& shape, std::span<const float> values) const {
     const Tensor tensor = device_.tensor(dtype, shape);
-    Bytes bytes(tensor.bytes());
-    for (size_t i = 0; i < values.size(); ++i) {
-      const auto bits = std::bit_cast<uint32_t>(values[i]);
-      reference::store_bits(dtype, bytes.data(), i, reference::convert(DType::f32, dtype, bits));
-    }
-    write_bytes(tensor, bytes);
+    write_bytes(tensor, reference::stored(dtype, values));
     return tensor;
   }
   Tensor random(DType dtype, const Dims& shape, uint32_t seed = 1) const {
     std::mt19937 engine(seed);
     std::uniform_real_distribution<float> unit(-1, 1);
-    uint64_t elements = 1;
-    for (const uint64_t n : shape) elements *= n;
-    std::vector<float> values(elements);
+    std::vector<float> values(elements_of(shape));
     for (float& value : values) value = unit(engine);
     return filled(dtype, shape, values);
   }
@@ -42,9 +36,7 @@ class RopeTest : public testing::Test {
     return device_.tensor(dtype, tensor.shape());
   }
   Tensor positions(const std::vector<int32_t>& values) const {
-    const Tensor tensor = device_.tensor(DType::i32, {values.size()});
-    tensor.write_from(std::span<const int32_t>(values));
-    return tensor;
+    return tensor_of(device_, values, {values.size()});
   }
   // Puts the same positions on every axis.
   Tensor positions_on_axes(const std::vector<int32_t>& values, uint64_t axes) const {

@@ -2,15 +2,14 @@
 // device, with angles and norms as models have them; through KvCache and KvBatch, too.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 
 #include "device_setups.h"
+#include "folder.h"
 #include "gyre/gyre.h"
+#include "numbers.h"
 #include "reference.h"
-#include "tensor_bytes.h"
 
 namespace gyre::test {
 namespace {
@@ -21,19 +20,11 @@ class RopeAppend : public testing::TestWithParam<DeviceSetup> {
  protected:
   Tensor random(DType dtype, const Dims& shape) {
     const Tensor tensor = device().tensor(dtype, shape);
-    Bytes bytes(tensor.bytes());
-    std::normal_distribution<float> normal;
-    for (uint64_t i = 0; i < tensor.elements(); ++i) {
-      const auto bits = std::bit_cast<uint32_t>(normal(random_));
-      reference::store_bits(dtype, bytes.data(), i, reference::convert(DType::f32, dtype, bits));
-    }
-    write_bytes(tensor, bytes);
+    write_bytes(tensor, reference::stored(dtype, normal_floats(tensor.elements(), random_)));
     return tensor;
   }
   Tensor integers(const std::vector<int32_t>& values) {
-    const Tensor tensor = device().tensor(DType::i32, {values.size()});
-    tensor.write_from(std::span<const int32_t>(values));
-    return tensor;
+    return tensor_of(device(), values, {values.size()});
   }
 
   // Rope and, by `separate`, everything else on its own.
@@ -97,12 +88,9 @@ class RopeAppend : public testing::TestWithParam<DeviceSetup> {
     return in;
   }
   Tensor positive(const Dims& shape) {
-    const Tensor tensor = random(DType::f32, shape);
-    std::vector<float> values(tensor.elements());
-    tensor.read_to(std::span<float>(values));
+    std::vector<float> values = normal_floats(elements_of(shape), random_);
     for (float& x : values) x = 0.1f + x * x;
-    tensor.write_from(std::span<const float>(values));
-    return tensor;
+    return tensor_of(device(), values, shape);
   }
 
   const Device& device() const { return open_.device(); }
@@ -146,14 +134,6 @@ TEST_P(RopeAppend, IntoPages) {
   }
 }
 
-Bytes file_bytes(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-
 // A prompt, tokens one by one through a graph, several at a time: what save() writes is the same.
 TEST_P(RopeAppend, IntoACache) {
   const std::vector<KvLayer> layers = {{KvFormat::tq8, KvFormat::tq4, 0, 0, 0},
@@ -183,14 +163,11 @@ TEST_P(RopeAppend, IntoACache) {
       fused.rope_append(encoder, layer, in, options);
     }
     encoder.submit().wait();
-    const auto folder = std::filesystem::path(testing::TempDir());
-    const std::string name = "rope_append_" + GetParam().name;
-    apart.save(folder / (name + "_apart"));
-    fused.save(folder / (name + "_fused"));
-    EXPECT_TRUE(file_bytes(folder / (name + "_apart")) == file_bytes(folder / (name + "_fused")))
+    const Folder folder;
+    apart.save(folder / "apart");
+    fused.save(folder / "fused");
+    EXPECT_TRUE(bytes_of_file(folder / "apart") == bytes_of_file(folder / "fused"))
         << "after step " << i;
-    std::filesystem::remove(folder / (name + "_apart"));
-    std::filesystem::remove(folder / (name + "_fused"));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "numbers.h"
 #include "test_device.h"
 
 namespace gyre::test {
@@ -59,24 +60,17 @@ class CustomKernelTest : public testing::TestWithParam<std::string> {
     device_.emplace(Device::open(GetParam()));
   }
   const Device& device() const { return *device_; }
-  Tensor floats(std::vector<float> values) const {
-    Tensor tensor = device().tensor(DType::f32, {values.size()});
-    tensor.write_from(std::span<const float>(values));
-    return tensor;
+  Tensor floats(const std::vector<float>& values) const {
+    return tensor_of(device(), values, {values.size()});
   }
   Tensor counted() const {
     std::vector<float> values(kCount);
     for (uint64_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i);
     return floats(values);
   }
-  static std::vector<float> read(const Tensor& tensor) {
-    std::vector<float> values(tensor.elements());
-    tensor.read_to(std::span<float>(values));
-    return values;
-  }
   // Whether all are factor i + bias.
   static testing::AssertionResult are(const Tensor& tensor, float factor, float bias = 0) {
-    const std::vector<float> values = read(tensor);
+    const std::vector<float> values = floats_of(tensor);
     for (uint64_t i = 0; i < kCount; ++i) {
       if (values[i] != factor * static_cast<float>(i) + bias)
         return testing::AssertionFailure() << "[" << i << "] is " << values[i];
@@ -103,9 +97,7 @@ TEST_P(CustomKernelTest, RunsBetweenOtherCommands) {
   encoder.submit().wait();
   EXPECT_TRUE(are(b, 2));
   EXPECT_TRUE(are(a, 3));
-  std::vector<Half> halves(kCount);
-  copied.read_to(std::span<Half>(halves));
-  EXPECT_EQ(static_cast<float>(halves[5]), 10.0f);
+  EXPECT_EQ(static_cast<float>(values_of<Half>(copied)[5]), 10.0f);
 }
 
 TEST_P(CustomKernelTest, ReplaysWithNewContents) {

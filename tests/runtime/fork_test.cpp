@@ -1,17 +1,16 @@
 // A child of fork(): the device of its parent refuses, at once; a device of its own works.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "child_process.h"
 #include "expect_error.h"
+#include "folder.h"
 #include "gyre/gyre.h"
 
 namespace gyre::test {
@@ -19,7 +18,6 @@ namespace {
 
 // What a child does with everything that its parent had. 0: as promised.
 int child(const Device& device, const Graph& graph) {
-  alarm(120);  // instead of a hang
   if (!is_lost([&] { device.tensor(DType::f32, {1024}); })) return 1;
   if (!is_lost([&] { graph.replay(); })) return 2;
   if (!is_lost([&] { (void)device.memory(); }) || !is_lost([&] { (void)device.kernels(); }))
@@ -57,22 +55,18 @@ struct Held {
     pool.save(empty, sequence_path);
     pool.save_prefixes(prefixes_path);
   }
-  ~Held() {
-    for (const std::string& file : {path, sequence_path, prefixes_path}) std::remove(file.c_str());
-  }
-
   KvCache cache;
   KvPool pool;
   KvSequence sequence, empty = pool.sequence();
   Tensor tensor;
   std::vector<std::byte> page;
-  const std::string path = testing::TempDir() + "gyre-fork-" + std::to_string(getpid());
-  const std::string sequence_path = path + "s", prefixes_path = path + "p", made = path + "m";
+  const Folder folder;
+  const std::string path = folder / "a", sequence_path = path + "s", prefixes_path = path + "p",
+                    made = path + "m";
 };
 
 // The number of the first call that is not refused; 0: all are.
 int first_not_refused(Held& held) {
-  alarm(120);  // instead of a hang
   std::vector<float> values(held.tensor.elements());
   const std::function<void()> calls[] = {
       [&] { held.cache.save(held.made); },
@@ -99,15 +93,9 @@ TEST(Fork, CachesPoolsAndTensorsAreRefusedInAChild) {
   GTEST_SKIP() << "thread sanitizer does not follow fork() of a process with threads";
 #endif
   Held held(Device::open("cpu", {.threads = 2}));
-  const pid_t pid = fork();
-  if (pid == 0) _exit(first_not_refused(held));
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  ASSERT_TRUE(WIFEXITED(status)) << "it hung";
-  EXPECT_EQ(WEXITSTATUS(status), 0) << "this call was not refused";
+  expect_child([&] { return first_not_refused(held); });
   EXPECT_NE(access(held.made.c_str(), F_OK), 0) << "a file was written";
   EXPECT_EQ(first_not_refused(held), 1) << "in the parent they are not refused";
-  std::remove(held.made.c_str());
 }
 
 TEST(Fork, AChildIsRefusedInsteadOfHanging) {
@@ -134,19 +122,15 @@ TEST(Fork, AChildIsRefusedInsteadOfHanging) {
   kv_copy(encoder, {.k = *tensor, .k_cache = *other});
   auto graph = std::make_unique<Graph>(encoder.instantiate());
   for (int i = 0; i < 30; ++i) {
-    const pid_t pid = fork();
-    if (pid == 0) {
+    expect_child([&] {
       const int result = child(*device, *graph);
       // Destructors do not wait, either.
       graph.reset();
       tensor.reset();
       other.reset();
       device.reset();
-      _exit(result);
-    }
-    int status = 0;
-    ASSERT_EQ(waitpid(pid, &status, 0), pid);
-    EXPECT_EQ(status, 0) << (WIFSIGNALED(status) ? "it hung" : "not refused");
+      return result;
+    });
   }
   stop = true;
   busy.join();

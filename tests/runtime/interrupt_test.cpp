@@ -12,6 +12,7 @@
 #include "cpu/device.h"
 #include "cpu/kernels.h"
 #include "expect_error.h"
+#include "folder.h"
 #include "gyre/gyre.h"
 #include "ops/cache_ops.h"
 
@@ -360,7 +361,8 @@ TEST_P(InterruptedLoad, IsNotRead) {
     for (uint64_t layer = 0; layer < 4; ++layer) one->append(encoder, layer, k, k);
     encoder.submit();
   }
-  const std::string path = testing::TempDir() + "gyre-interrupt-" + std::to_string(getpid());
+  const Folder folder;
+  const std::string path = folder / "a";
   saved.save(path);
   const Tensor q = device.tensor(DType::f32, {1, 1, 16}),
                out = device.tensor(DType::f32, {1, 1, 16});
@@ -390,7 +392,6 @@ TEST_P(InterruptedLoad, IsNotRead) {
   cache.load(path);
   graph.replay().wait();
   EXPECT_EQ(out.data<const float>()[0], 1.0f) << "of the file";
-  std::remove(path.c_str());
 }
 INSTANTIATE_TEST_SUITE_P(Throws, InterruptedLoad, testing::Bool(),
                          [](const auto& at) { return at.param ? "BadAlloc" : "Stop"; });

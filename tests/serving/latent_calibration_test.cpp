@@ -1,9 +1,9 @@
 // Latent layers with a calibration: the latent's transform is undone for scores and for outputs,
 // the rotary part has its own; against double precision over the rows as they are stored.
-#include <filesystem>
 #include <numeric>
 
 #include "expect_error.h"
+#include "folder.h"
 #include "serving/latent_story.h"
 
 namespace gyre::test {
@@ -12,10 +12,7 @@ namespace {
 class LatentCalibrated : public LatentTest {
  public:
   std::vector<float> normal(uint64_t count, float spread) {
-    std::normal_distribution<float> of(0.0f, spread);
-    std::vector<float> values(count);
-    for (float& value : values) value = of(random);
-    return values;
+    return normal_floats(count, random, spread);
   }
   // 1 + e e^t and its inverse 1 - e e^t / (1 + |e|^2).
   KvCalibration part(uint64_t n, bool with_mean) {
@@ -29,10 +26,10 @@ class LatentCalibrated : public LatentTest {
     }
     KvCalibration made;
     made.transform = {
-        uploaded(device, matrix, {1, n, n}), uploaded(device, inverse, {1, n, n}), {}};
-    if (with_mean) made.transform.mean = uploaded(device, normal(n, 0.5f), {1, n});
-    made.feedback = {uploaded(device, normal(n * n, 0.05f), {1, n, n}),
-                     uploaded(device, std::vector<float>(n, 1.25f), {1, n}),
+        tensor_of(device, matrix, {1, n, n}), tensor_of(device, inverse, {1, n, n}), {}};
+    if (with_mean) made.transform.mean = tensor_of(device, normal(n, 0.5f), {1, n});
+    made.feedback = {tensor_of(device, normal(n * n, 0.05f), {1, n, n}),
+                     tensor_of(device, std::vector<float>(n, 1.25f), {1, n}),
                      {0.9f, 1.0f, 1.1f}};
     return made;
   }
@@ -91,19 +88,18 @@ TEST_F(LatentCalibrated, FilesOf512) {
   const KvLayerCalibration by{part(512, true), part(64, false)};
   const Story story(device, layer, 30, 9, by);
   const KvCacheOptions options{.capacity = 40, .layers = {layer}, .calibration = {by}};
-  const std::string path = testing::TempDir() + "/gyre_latent_512.cache";
+  const Folder folder;
   {
     KvCache cache(device, options);
     EXPECT_LT(run_step(encoder, cache, story, 0, 20), max_error(device, layer));
-    cache.save(path);
+    cache.save(folder / "a");
   }
   KvCache loaded(device, options);
-  loaded.load(path);
+  loaded.load(folder / "a");
   EXPECT_LT(run_step(encoder, loaded, story, 20, 2), max_error(device, layer));
   KvCacheOptions others = options;
   others.calibration[0].k = part(512, true);
-  EXPECT_THROW(KvCache(device, others).load(path), Error);
-  std::filesystem::remove(path);
+  EXPECT_THROW(KvCache(device, others).load(folder / "a"), Error);
 }
 
 TEST_F(LatentCalibrated, FeedbackAlone) {
@@ -133,13 +129,12 @@ TEST_F(LatentCalibrated, APoolOfSequences) {
               max_error(device, layer));
     EXPECT_LT(run_batch(encoder, batch, {{a, one, 64, 1}, {b, two, 33, 4}}),
               max_error(device, layer));
-    const std::string path = testing::TempDir() + "/gyre_latent_calibrated.sequence";
-    pool.save(a, path);
-    KvSequence loaded = pool.load(path);
+    const Folder folder;
+    pool.save(a, folder / "a");
+    KvSequence loaded = pool.load(folder / "a");
     EXPECT_LT(run_batch(encoder, batch, {{loaded, one, 65, 2}}), max_error(device, layer));
     const KvPool other(device, {.layers = {layer}, .pages = 64, .page_tokens = 16});
-    EXPECT_THROW(other.load(path), Error);
-    std::filesystem::remove(path);
+    EXPECT_THROW(other.load(folder / "a"), Error);
   }
 }
 
@@ -162,7 +157,7 @@ TEST_F(LatentCalibrated, Refusals) {
       std::vector<float> values(n * n);
       for (uint64_t i = 0; i < n; ++i)
         values[back ? (i + 1) % n * n + i : i * n + (i + 1) % n] = 1.0f;
-      return uploaded(device, values, {1, n, n});
+      return tensor_of(device, values, {1, n, n});
     };
     wrong = by;
     wrong.k.transform = {shifted(kLatent, false), shifted(kLatent, !scores), {}};

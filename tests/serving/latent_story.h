@@ -10,6 +10,7 @@
 #include "attention/attention_reference.h"
 #include "cpu/attention/isa/kernels.h"
 #include "gyre/gyre.h"
+#include "numbers.h"
 #include "test_device.h"
 
 namespace gyre::test {
@@ -33,18 +34,6 @@ struct Rows {
   Tensor given;  // f32 [tokens, 1, dim]
   std::vector<float> stored, half;
 };
-
-inline std::vector<float> floats_of(const Tensor& tensor) {
-  std::vector<float> values(tensor.elements());
-  tensor.read_to(std::span<float>(values));
-  return values;
-}
-
-inline Tensor uploaded(const Device& device, const std::vector<float>& values, const Dims& shape) {
-  Tensor tensor = device.tensor(DType::f32, shape);
-  tensor.write_from(std::span<const float>(values));
-  return tensor;
-}
 
 // matrix (x - before) + after for each row, as kv_transform has it, in double precision.
 inline std::vector<float> transformed(const std::vector<float>& rows, const Tensor& matrix,
@@ -78,8 +67,8 @@ inline std::vector<float> through(const Device& device, const Tensor& given, KvF
   if (!describe(format).compressed) {
     Tensor rows = given;
     if (basis.defined())
-      rows = uploaded(device, transformed(floats_of(given), basis.matrix, basis.mean, {}),
-                      given.shape());
+      rows = tensor_of(device, transformed(floats_of(given), basis.matrix, basis.mean, {}),
+                       given.shape());
     kv_copy(encoder, {.k = rows, .k_cache = buffer.codes.permute({1, 0, 2})});
     kv_copy(encoder, {.k = buffer.codes.permute({1, 0, 2}), .k_cache = back});
   } else {
@@ -99,24 +88,16 @@ class Story {
  public:
   Story(const Device& device, const KvLayer& layer, uint64_t tokens, uint32_t seed,
         const KvLayerCalibration& calibration = {})
-      : layer_(layer),
-        q(device.tensor(DType::f32, {tokens, kHeads, layer.head_dim + layer.v_head_dim})) {
+      : layer_(layer) {
     std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    const auto fill = [&](const Tensor& tensor) {
-      std::vector<float> values(tensor.elements());
-      for (float& x : values) x = normal(random);
-      tensor.write_from(std::span<const float>(values));
-    };
     const auto rows = [&](KvFormat format, KvRole role, uint64_t dim, const KvCalibration& by) {
-      const Tensor given = device.tensor(DType::f32, {tokens, 1, dim});
-      fill(given);
+      const Tensor given = normal_tensor(device, {tokens, 1, dim}, random);
       return Rows{given, through(device, given, format, role, by),
                   through(device, given, KvFormat::f16, role, by)};
     };
     latent = rows(layer.k, KvRole::k, layer.head_dim, calibration.k);
     rotary = rows(layer.v, KvRole::v, layer.v_head_dim, calibration.v);
-    fill(q);
+    q = normal_tensor(device, {tokens, kHeads, layer.head_dim + layer.v_head_dim}, random);
   }
 
   uint64_t out_floats() const { return kHeads * layer_.head_dim; }
@@ -138,12 +119,7 @@ class Story {
         reference::attention({1, kHeads, 1, latent_dim + rotary_dim, latent_dim, position + 1,
                               position + 1, 0, double{kScale}},
                              data);
-    double wrong = 0, energy = 0;
-    for (size_t i = 0; i < expected.out.size(); ++i) {
-      wrong += std::pow(double{out[i]} - expected.out[i], 2);
-      energy += expected.out[i] * expected.out[i];
-    }
-    return wrong / energy;
+    return nmse(std::vector<double>(out.begin(), out.end()), expected.out);
   }
 
  private:
@@ -234,9 +210,9 @@ inline double run_batch(Encoder& encoder, KvBatch& batch, const std::vector<Part
   }
   const Tensor out = device.tensor(DType::f32, {rows, kHeads, latent});
   batch.begin_step(encoder, steps);
-  batch.append(encoder, 0, uploaded(device, k, {rows, 1, latent}),
-               uploaded(device, v, {rows, 1, rotary}));
-  batch.attend(encoder, 0, {.q = uploaded(device, q, {rows, kHeads, latent + rotary}), .out = out},
+  batch.append(encoder, 0, tensor_of(device, k, {rows, 1, latent}),
+               tensor_of(device, v, {rows, 1, rotary}));
+  batch.attend(encoder, 0, {.q = tensor_of(device, q, {rows, kHeads, latent + rotary}), .out = out},
                {.scale = kScale});
   encoder.submit().wait();
   batch.end_step();

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "expect_error.h"
+#include "folder.h"
 #include "serving/latent_story.h"
 
 namespace gyre::test {
@@ -84,18 +85,17 @@ TEST_F(LatentTest, SnapshotsKnowThatALayerIsLatent) {
   const KvCacheOptions options{.capacity = 64, .layers = {layer}, .step_tokens = 48};
   KvCache cache(device, options);
   run_step(encoder, cache, story, 0, 48);
-  const std::string path = testing::TempDir() + "/gyre_latent.kv";
-  cache.save(path);
-  EXPECT_TRUE(inspect_snapshot(path).options.layers[0].latent);
+  const Folder folder;
+  cache.save(folder / "a");
+  EXPECT_TRUE(inspect_snapshot(folder / "a").options.layers[0].latent);
   KvCache loaded(device, options);
-  loaded.load(path);
+  loaded.load(folder / "a");
   EXPECT_LT(run_step(encoder, loaded, story, 48, 2), max_error(device, layer));
   KvCacheOptions plain = options;
   plain.layers[0].latent = false;
   KvCache other(device, plain);
   EXPECT_ERROR(invalid_argument, ("latent of layer 0 is 1 in the snapshot and 0 in the cache"),
-               other.load(path));
-  std::filesystem::remove(path);
+               other.load(folder / "a"));
 }
 
 TEST_F(LatentTest, APoolOfSequences) {
@@ -122,15 +122,14 @@ TEST_F(LatentTest, APoolOfSequences) {
   ASSERT_EQ(matched.length(), 64u);
   EXPECT_LT(run_batch(encoder, batch, {{matched, one, 64, 2}}), max_error(device, layer));
   // A file, which a pool that is not latent refuses.
-  const std::string path = testing::TempDir() + "/gyre_latent.sequence";
-  pool.save(matched, path);
-  KvSequence loaded = pool.load(path);
+  const Folder folder;
+  pool.save(matched, folder / "a");
+  KvSequence loaded = pool.load(folder / "a");
   EXPECT_LT(run_batch(encoder, batch, {{loaded, one, 66, 2}}), max_error(device, layer));
   KvPoolOptions plain = options;
   plain.layers[0].latent = false;
   const KvPool other(device, plain);
-  EXPECT_ERROR(io, ("is of a pool with other layers"), other.load(path));
-  std::filesystem::remove(path);
+  EXPECT_ERROR(io, ("is of a pool with other layers"), other.load(folder / "a"));
 }
 
 TEST_F(LatentTest, Refusals) {

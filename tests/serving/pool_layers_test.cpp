@@ -53,9 +53,7 @@ class PoolLayers : public testing::Test {
     }
   }
   static void copy(const Tensor& from, const Tensor& to) {
-    std::vector<float> values(from.elements());
-    from.read_to(std::span<float>(values));
-    to.write_from(std::span<const float>(values));
+    to.write_from(std::span<const float>(floats_of(from)));
   }
 
   Device device = test_device();

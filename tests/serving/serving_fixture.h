@@ -11,6 +11,7 @@
 
 #include "expect_error.h"
 #include "gyre/gyre.h"
+#include "numbers.h"
 
 namespace gyre::test {
 
@@ -81,9 +82,8 @@ using Bits = std::vector<uint32_t>;
 
 // A row of [rows, heads, dim].
 inline void add_row(const Tensor& of, uint64_t row, Bits& bits) {
-  std::vector<float> values(of.shape(1) * of.shape(2));
-  of.slice(0, row, 1).read_to(std::span<float>(values));
-  for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
+  for (const float value : floats_of(of.slice(0, row, 1)))
+    bits.push_back(std::bit_cast<uint32_t>(value));
 }
 
 class Server {
@@ -195,9 +195,7 @@ class Server {
                 row_heads * dim);
       }
     }
-    Tensor made = encoder.device().tensor(DType::f32, {count, row_heads, dim});
-    made.write_from(std::span<const float>(values));
-    return made;
+    return tensor_of(encoder.device(), values, {count, row_heads, dim});
   }
 
   KvPool pool;
