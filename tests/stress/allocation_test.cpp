@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "expect_error.h"
+#include "folder.h"
 #include "runtime/build_queue.h"
 #include "runtime/hazard.h"
 #include "runtime/require.h"
@@ -168,10 +169,10 @@ TEST(OutOfMemory, AReplayTakesNoMemory) {
       }
       attention(encoder, {q, k_cache, v_cache, out}, {.length = kKeys, .scale = 0.1f});
       const Graph graph = encoder.instantiate();
-      failing_memory().arm(0, ~uint64_t{0});
-      failing_memory().on = true;
-      graph.replay().wait();
-      failing_memory().on = false;
+      {
+        const FailingAllocations all(0, ~uint64_t{0});
+        graph.replay().wait();
+      }
       EXPECT_EQ(failing_memory().failed, 0u);
       EXPECT_NEAR(out.data<const float>()[0], 0.5f, 0.2f);
     }
@@ -189,15 +190,13 @@ TEST(OutOfMemory, HazardsAreNotForgotten) {
   for (uint64_t i = 0; i < 64; ++i) many.push_back({{i * 128, i * 128 + 8}, Access::read});
   bool thrown_after_log = false;
   for (uint64_t at = 0; at < 8; ++at) {
-    failing_memory().arm(at, 1);
-    failing_memory().on = true;
     bool thrown = false;
     try {
+      const FailingAllocations failing(at);
       hazards.add(many);
     } catch (const std::bad_alloc&) {
       thrown = true;
     }
-    failing_memory().on = false;
     if (!thrown) break;
     thrown_after_log = thrown_after_log || at > 0;
     hazards.rollback(mark);
@@ -221,16 +220,14 @@ TEST(OutOfMemory, ABuildLeavesNoJobsBehind) {
     });
     const std::function<void(size_t)> done = [](size_t) {};
     bool thrown = false;
-    failing_memory().arm(at, 1);
-    failing_memory().on = true;
     try {
+      const FailingAllocations failing(at);
       queue.run_all(jobs, done);
     } catch (const std::bad_alloc&) {
       thrown = true;
     } catch (const Error& error) {
       thrown = error.code() == ErrorCode::out_of_memory;
     }
-    failing_memory().on = false;
     const int before = ran;
     std::this_thread::sleep_for(std::chrono::milliseconds(8));
     ASSERT_EQ(ran, before) << "jobs ran on after allocation " << at << " failed";
@@ -247,17 +244,15 @@ template <class Call>
 uint64_t refused_without_memory(const Call& call) {
   uint64_t at = 0;
   for (bool failed = true; failed; ++at) {
-    failing_memory().arm(at, 1);
-    failing_memory().on = true;
     std::string other;
     try {
+      const FailingAllocations failing(at);
       call();
       other = "it was not refused";
     } catch (const Error&) {
     } catch (...) {
       other = "something else than gyre::Error left it";
     }
-    failing_memory().on = false;
     EXPECT_EQ(other, "") << "allocation " << at;
     failed = failing_memory().failed != 0;
   }
@@ -297,13 +292,11 @@ TEST(OutOfMemory, APrefixIsPublishedAsAWholeOrNotAtAll) {
   const std::vector<int32_t> tokens(kTokens, 5);
   uint64_t refused = 0;
   for (bool failed = true; failed; ++refused) {
-    failing_memory().arm(refused, 1);
-    failing_memory().on = true;
     try {
+      const FailingAllocations failing(refused);
       pool.publish(sequence, tokens);
     } catch (const Error&) {
     }
-    failing_memory().on = false;
     failed = failing_memory().failed != 0;
     ASSERT_EQ(pool.describe().prefixes, failed ? 0 : kPages) << "allocation " << refused;
     ASSERT_EQ(pool.match(tokens).length(), failed ? 0 : kTokens) << "allocation " << refused;
@@ -333,61 +326,50 @@ TEST(OutOfMemory, AStepThatFailsKeepsTheWindow) {
     }
     const uint64_t free = pool.describe().groups[0].free;
     const std::vector<KvStep> step = {{sequence, 1}};
-    failing_memory().arm(refused, 1);
-    failing_memory().on = true;
     try {
+      const FailingAllocations failing(refused);
       batch.begin_step(fresh, step);
     } catch (const Error& error) {
-      failing_memory().on = false;
       EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
       ASSERT_EQ(pool.describe().groups[0].free, free) << "allocation " << refused;
       sequence.rollback(8);
       ASSERT_EQ(sequence.length(), 32u);
     }
-    failing_memory().on = false;
     failed = failing_memory().failed != 0;
   }
   EXPECT_GT(refused, 3u);
 }
 
 TEST(OutOfMemory, ASaveLeavesNoFileBehind) {
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / ("gyre-save-" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
+  const Folder folder;
   const Device device = Device::open("cpu", {.threads = 1});
   const KvCache cache(device, {.kv_heads = 1, .head_dim = 16, .capacity = 8});
   const std::string path = folder / "a";
   uint64_t refused = 0;
   for (bool failed = true; failed; ++refused) {
-    failing_memory().arm(refused, 1);
-    failing_memory().on = true;
     try {
+      const FailingAllocations failing(refused);
       cache.save(path);
     } catch (const Error&) {
     }
-    failing_memory().on = false;
     failed = failing_memory().failed != 0;
-    const auto files = std::distance(std::filesystem::directory_iterator(folder), {});
-    ASSERT_EQ(files, failed ? 0 : 1) << "allocation " << refused;
+    ASSERT_EQ(folder.files(), failed ? 0u : 1u) << "allocation " << refused;
     if (!failed) break;
   }
   EXPECT_GT(refused, 60u);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(OutOfMemory, AMessageThatFindsNoMemoryKeepsItsCode) {
   for (const ErrorCode code :
        {ErrorCode::invalid_argument, ErrorCode::io, ErrorCode::device_lost}) {
     for (uint64_t at = 0; at < 4; ++at) {
-      failing_memory().arm(at, 100);
-      failing_memory().on = true;
       ErrorCode is = ErrorCode::unsupported;
       try {
+        const FailingAllocations failing(at, 100);
         fail(code, "a message that is too long for the string's own room: ", 12345);
       } catch (const Error& error) {
         is = error.code();
       }
-      failing_memory().on = false;
       EXPECT_EQ(is, code);
     }
   }

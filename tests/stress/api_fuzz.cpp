@@ -21,7 +21,7 @@ void fuzz_one(std::span<const uint8_t> bytes) {
     const std::span<const FuzzCall> calls = kParts[world.in.below(std::size(kParts))]();
     world.in.begin_call();
     try {
-      calls[world.in.below(calls.size())](world);
+      calls[world.in.below(calls.size())](world, world.in);
     } catch (const Error&) {
       // What an odd call needs was refused itself: no such tensor, no such memory.
     }

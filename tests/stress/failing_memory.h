@@ -39,4 +39,15 @@ struct FailingMemory {
 
 FailingMemory& failing_memory();
 
+// While there is one, allocation `at` and the next ones fail, counted from its beginning.
+struct FailingAllocations {
+  explicit FailingAllocations(uint64_t at, uint64_t how_many = 1) {
+    failing_memory().arm(at, how_many);
+    failing_memory().on = true;
+  }
+  FailingAllocations(const FailingAllocations&) = delete;
+  FailingAllocations& operator=(const FailingAllocations&) = delete;
+  ~FailingAllocations() { failing_memory().on = false; }
+};
+
 }  // namespace gyre::test

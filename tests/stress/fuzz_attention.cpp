@@ -58,8 +58,7 @@ AttentionOptions some_options(FuzzWorld& w, const Shapes& shapes) {
 // An average of values from -1 to 1; what a format loses may add to it.
 constexpr float kMaxAverage = 2.5f;
 
-void fuzz_attention(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_attention(FuzzWorld& w, FuzzInput& in) {
   const Shapes shapes = some_shapes(w);
   AttentionInputs inputs{.q = w.floats({shapes.tokens, shapes.heads, shapes.dim}),
                          .k_cache = written(w, KvRole::k, shapes),
@@ -71,13 +70,11 @@ void fuzz_attention(FuzzWorld& w) {
   if (in.chance(6)) options.mask.tree_mask = w.packed(DType::u8, {shapes.tokens, shapes.tokens});
   const bool compare = w.checked();
   if (!w.call("attention", [&] { attention(w.some_encoder(), inputs, options); })) return;
-  if (!compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!compare || in.spoiled() || !w.submit()) return;
   expect_bounded(inputs.out, kMaxAverage, "an average of values up to 1");
 }
 
-void fuzz_partial(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_partial(FuzzWorld& w, FuzzInput& in) {
   const Shapes shapes = some_shapes(w);
   const uint64_t splits = 1 + in.below(4);
   const Tensor q = w.floats({shapes.tokens, shapes.heads, shapes.dim});
@@ -98,13 +95,11 @@ void fuzz_partial(FuzzWorld& w) {
   if (in.chance(4)) merge.sink_logits = w.packed(DType::f32, {shapes.heads});
   const bool compare = w.checked();
   const bool merged = w.call("attention_merge", [&] { attention_merge(w.some_encoder(), merge); });
-  if (!made || !merged || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!made || !merged || !compare || in.spoiled() || !w.submit()) return;
   expect_bounded(merge.out, kMaxAverage, "a merged average of values up to 1");
 }
 
-void fuzz_paged(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_paged(FuzzWorld& w, FuzzInput& in) {
   const Shapes shapes = some_shapes(w);
   const uint64_t sequences = 1 + in.below(3), pages = 1 + in.below(5), width = 1 + in.below(4);
   const KvPageShape page{.k = w.format(),

@@ -35,6 +35,8 @@ bool ask(FuzzWorld& w, const char* name, gyre_status status) {
   });
 }
 
+#define ASK(function, ...) ask(w, #function, function(__VA_ARGS__))
+
 // A struct of another size: shorter than its first fields, or one of a newer library, whose further
 // fields are 0 or not. Until the next one of its kind.
 template <class Struct>
@@ -69,57 +71,47 @@ void make(FuzzWorld& w, CTensor& tensor, gyre_dtype dtype, std::initializer_list
   std::array<uint64_t, 8> dims{};
   size_t rank = 0;
   for (const uint64_t n : shape) dims[rank++] = in.number(n);
-  ask(w, "gyre_tensor_create",
-      gyre_tensor_create(in.spoil() ? nullptr : c_device(),
-                         static_cast<gyre_dtype>(in.number(static_cast<uint64_t>(dtype))),
-                         static_cast<uint32_t>(in.spoil() ? in.below(9) : rank),
-                         in.spoil() ? nullptr : dims.data(), tensor.out(in)));
+  ASK(gyre_tensor_create, in.spoil() ? nullptr : c_device(),
+      static_cast<gyre_dtype>(in.number(static_cast<uint64_t>(dtype))),
+      static_cast<uint32_t>(in.spoil() ? in.below(9) : rank), in.spoil() ? nullptr : dims.data(),
+      tensor.out(in));
 }
 
-void fuzz_tensors(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_tensors(FuzzWorld& w, FuzzInput& in) {
   CTensor tensor, view;
   make(w, tensor, static_cast<gyre_dtype>(1 + in.below(7)), {1 + in.below(4), 4});
   gyre_tensor_info info{};
   info.size = sizeof(info);
   if (in.spoil()) info.size = in.below(sizeof(info));
-  ask(w, "gyre_tensor_get_info", gyre_tensor_get_info(tensor.in(in), in.spoil() ? nullptr : &info));
-  ask(w, "gyre_tensor_slice",
-      gyre_tensor_slice(tensor.in(in), static_cast<uint32_t>(in.number(0)), in.number(0),
-                        in.number(1), view.out(in)));
+  ASK(gyre_tensor_get_info, tensor.in(in), in.spoil() ? nullptr : &info);
+  ASK(gyre_tensor_slice, tensor.in(in), static_cast<uint32_t>(in.number(0)), in.number(0),
+      in.number(1), view.out(in));
   const std::array<uint64_t, 8> dims = {in.number(1), in.number(0), 0, 0, 0, 0, 0, 0};
-  ask(w, "gyre_tensor_permute",
-      gyre_tensor_permute(tensor.in(in), static_cast<uint32_t>(in.spoil() ? in.below(9) : 2),
-                          in.spoil() ? nullptr : dims.data(), view.out(in)));
+  ASK(gyre_tensor_permute, tensor.in(in), static_cast<uint32_t>(in.spoil() ? in.below(9) : 2),
+      in.spoil() ? nullptr : dims.data(), view.out(in));
   const std::array<uint64_t, 8> shape = {in.number(2), in.number(2), 1, 1, 1, 1, 1, 1};
-  ask(w, "gyre_tensor_reshape",
-      gyre_tensor_reshape(tensor.in(in), static_cast<uint32_t>(in.spoil() ? in.below(9) : 2),
-                          shape.data(), view.out(in)));
+  ASK(gyre_tensor_reshape, tensor.in(in), static_cast<uint32_t>(in.spoil() ? in.below(9) : 2),
+      shape.data(), view.out(in));
   gyre_strided_view layout{};
   layout.shape = shape.data();
   layout.strides = dims.data();
   layout.rank = static_cast<uint32_t>(in.spoil() ? in.below(9) : 2);
-  ask(w, "gyre_tensor_strided",
-      gyre_tensor_strided(tensor.in(in), odd_size(in, layout), view.out(in)));
+  ASK(gyre_tensor_strided, tensor.in(in), odd_size(in, layout), view.out(in));
   std::array<std::byte, 256> memory{};
   const uint64_t bytes = in.spoil() ? in.below(256) : std::min<uint64_t>(info.bytes, 256);
-  ask(w, "gyre_tensor_write",
-      gyre_tensor_write(tensor.in(in), in.spoil() ? nullptr : memory.data(), bytes));
-  ask(w, "gyre_tensor_read",
-      gyre_tensor_read(tensor.in(in), in.spoil() ? nullptr : memory.data(), bytes));
+  ASK(gyre_tensor_write, tensor.in(in), in.spoil() ? nullptr : memory.data(), bytes);
+  ASK(gyre_tensor_read, tensor.in(in), in.spoil() ? nullptr : memory.data(), bytes);
   void* data = nullptr;
-  ask(w, "gyre_tensor_data", gyre_tensor_data(tensor.in(in), in.spoil() ? nullptr : &data));
+  ASK(gyre_tensor_data, tensor.in(in), in.spoil() ? nullptr : &data);
 }
 
-void fuzz_objects(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_objects(FuzzWorld& w, FuzzInput& in) {
   Owned<gyre_encoder, gyre_encoder_destroy> encoder;
   Owned<gyre_kv_cache, gyre_kv_cache_destroy> cache, fork;
   Owned<gyre_graph, gyre_graph_destroy> graph;
   CFence fence;
   CTensor k, out, positions;
-  ask(w, "gyre_encoder_create",
-      gyre_encoder_create(in.spoil() ? nullptr : c_device(), encoder.out(in)));
+  ASK(gyre_encoder_create, in.spoil() ? nullptr : c_device(), encoder.out(in));
   gyre_kv_layer layer{};
   layer.k = static_cast<gyre_kv_format>(in.number(1 + in.below(3)));
   layer.v = static_cast<gyre_kv_format>(in.number(16 + in.below(6)));
@@ -130,42 +122,31 @@ void fuzz_objects(FuzzWorld& w) {
   options.step_tokens = in.number(4);
   options.layers = odd_size(in, layer);
   options.layer_count = in.spoil() ? in.below(2) : 1;
-  ask(w, "gyre_kv_cache_create",
-      gyre_kv_cache_create(c_device(), odd_size(in, options), cache.out(in)));
+  ASK(gyre_kv_cache_create, c_device(), odd_size(in, options), cache.out(in));
   make(w, k, GYRE_F32, {2, 1, 16});
   make(w, out, GYRE_F32, {2, 1, 16});
-  ask(w, "gyre_kv_cache_begin_step",
-      gyre_kv_cache_begin_step(cache.in(in), encoder.in(in), in.number(2)));
-  ask(w, "gyre_kv_cache_append",
-      gyre_kv_cache_append(cache.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in)));
+  ASK(gyre_kv_cache_begin_step, cache.in(in), encoder.in(in), in.number(2));
+  ASK(gyre_kv_cache_append, cache.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in));
   gyre_attend_inputs inputs{};
   inputs.q = k.in(in);
   inputs.out = out.in(in);
-  ask(w, "gyre_kv_cache_attend",
-      gyre_kv_cache_attend(cache.in(in), encoder.in(in), in.number(0), odd_size(in, inputs),
-                           nullptr));
-  ask(w, "gyre_encoder_submit",
-      gyre_encoder_submit(encoder.in(in), in.chance(2) ? nullptr : fence.out(in)));
-  ask(w, "gyre_fence_wait", gyre_fence_wait(fence.in(in)));
-  ask(w, "gyre_kv_cache_fork",
-      gyre_kv_cache_fork(cache.in(in), encoder.in(in), in.number(0), fork.out(in)));
-  ask(w, "gyre_encoder_instantiate", gyre_encoder_instantiate(encoder.in(in), graph.out(in)));
-  ask(w, "gyre_graph_replay", gyre_graph_replay(graph.in(in), nullptr));
-  ask(w, "gyre_kv_cache_rollback",
-      gyre_kv_cache_rollback(cache.in(in), encoder.in(in), in.number(1)));
+  ASK(gyre_kv_cache_attend, cache.in(in), encoder.in(in), in.number(0), odd_size(in, inputs),
+      nullptr);
+  ASK(gyre_encoder_submit, encoder.in(in), in.chance(2) ? nullptr : fence.out(in));
+  ASK(gyre_fence_wait, fence.in(in));
+  ASK(gyre_kv_cache_fork, cache.in(in), encoder.in(in), in.number(0), fork.out(in));
+  ASK(gyre_encoder_instantiate, encoder.in(in), graph.out(in));
+  ASK(gyre_graph_replay, graph.in(in), nullptr);
+  ASK(gyre_kv_cache_rollback, cache.in(in), encoder.in(in), in.number(1));
   uint64_t length = 0;
-  ask(w, "gyre_kv_cache_length",
-      gyre_kv_cache_length(cache.in(in), in.spoil() ? nullptr : &length));
-  ask(w, "gyre_kv_cache_positions",
-      gyre_kv_cache_positions(cache.in(in), in.number(1), positions.out(in)));
+  ASK(gyre_kv_cache_length, cache.in(in), in.spoil() ? nullptr : &length);
+  ASK(gyre_kv_cache_positions, cache.in(in), in.number(1), positions.out(in));
   gyre_kv_layer_info info{};
   info.size = in.number(sizeof(info)) % (sizeof(info) + 1);
-  ask(w, "gyre_kv_cache_describe",
-      gyre_kv_cache_describe(cache.in(in), in.number(0), in.spoil() ? nullptr : &info));
+  ASK(gyre_kv_cache_describe, cache.in(in), in.number(0), in.spoil() ? nullptr : &info);
 }
 
-void fuzz_pool(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_pool(FuzzWorld& w, FuzzInput& in) {
   Owned<gyre_kv_pool, gyre_kv_pool_destroy> pool;
   Owned<gyre_kv_sequence, gyre_kv_sequence_destroy> sequence, fork;
   Owned<gyre_kv_batch, gyre_kv_batch_destroy> batch;
@@ -179,42 +160,35 @@ void fuzz_pool(FuzzWorld& w) {
   options.page_tokens = in.number(8);
   options.sequences = in.number(2);
   options.step_tokens = in.number(8);
-  ask(w, "gyre_kv_pool_create",
-      gyre_kv_pool_create(c_device(), odd_size(in, options), pool.out(in)));
-  ask(w, "gyre_kv_pool_sequence", gyre_kv_pool_sequence(pool.in(in), sequence.out(in)));
+  ASK(gyre_kv_pool_create, c_device(), odd_size(in, options), pool.out(in));
+  ASK(gyre_kv_pool_sequence, pool.in(in), sequence.out(in));
   gyre_kv_batch_options bounds{};
   bounds.max_tokens = in.number(8);
   bounds.max_sequences = in.number(2);
-  ask(w, "gyre_kv_batch_create",
-      gyre_kv_batch_create(pool.in(in), odd_size(in, bounds), batch.out(in)));
-  ask(w, "gyre_encoder_create", gyre_encoder_create(c_device(), encoder.out(in)));
+  ASK(gyre_kv_batch_create, pool.in(in), odd_size(in, bounds), batch.out(in));
+  ASK(gyre_encoder_create, c_device(), encoder.out(in));
   gyre_kv_step step{};
   step.sequence = sequence.in(in);
   step.tokens = in.number(8);
-  ask(w, "gyre_kv_batch_begin_step",
-      gyre_kv_batch_begin_step(batch.in(in), encoder.in(in), odd_size(in, step),
-                               in.spoil() ? in.below(2) : 1));
+  ASK(gyre_kv_batch_begin_step, batch.in(in), encoder.in(in), odd_size(in, step),
+      in.spoil() ? in.below(2) : 1);
   make(w, k, GYRE_F32, {8, 1, 16});
-  ask(w, "gyre_kv_batch_append",
-      gyre_kv_batch_append(batch.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in)));
-  ask(w, "gyre_encoder_submit", gyre_encoder_submit(encoder.in(in), nullptr));
+  ASK(gyre_kv_batch_append, batch.in(in), encoder.in(in), in.number(0), k.in(in), k.in(in));
+  ASK(gyre_encoder_submit, encoder.in(in), nullptr);
   const std::array<int32_t, 8> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
-  ask(w, "gyre_kv_pool_publish",
-      gyre_kv_pool_publish(pool.in(in), sequence.in(in), in.spoil() ? nullptr : tokens.data(), 8));
-  ask(w, "gyre_kv_pool_match", gyre_kv_pool_match(pool.in(in), tokens.data(), 8, fork.out(in)));
-  ask(w, "gyre_kv_sequence_fork", gyre_kv_sequence_fork(sequence.in(in), fork.out(in)));
-  if (ask(w, "gyre_kv_pool_export_page",
-          gyre_kv_pool_export_page(pool.in(in), sequence.in(in), in.number(0), page.out(in)))) {
+  ASK(gyre_kv_pool_publish, pool.in(in), sequence.in(in), in.spoil() ? nullptr : tokens.data(), 8);
+  ASK(gyre_kv_pool_match, pool.in(in), tokens.data(), 8, fork.out(in));
+  ASK(gyre_kv_sequence_fork, sequence.in(in), fork.out(in));
+  if (ASK(gyre_kv_pool_export_page, pool.in(in), sequence.in(in), in.number(0), page.out(in))) {
     const void* data = nullptr;
     uint64_t size = 0;
-    if (ask(w, "gyre_bytes_get", gyre_bytes_get(page.in(in), &data, &size)))
-      ask(w, "gyre_kv_pool_import_page",
-          gyre_kv_pool_import_page(pool.in(in), fork.in(in), data, in.spoil() ? size / 2 : size));
+    if (ASK(gyre_bytes_get, page.in(in), &data, &size))
+      ASK(gyre_kv_pool_import_page, pool.in(in), fork.in(in), data, in.spoil() ? size / 2 : size);
   }
   gyre_kv_pool_info info{};
   info.size = in.number(sizeof(info)) % (sizeof(info) + 1);
-  ask(w, "gyre_kv_pool_describe", gyre_kv_pool_describe(pool.in(in), in.spoil() ? nullptr : &info));
-  ask(w, "gyre_kv_sequence_rollback", gyre_kv_sequence_rollback(sequence.in(in), in.number(1)));
+  ASK(gyre_kv_pool_describe, pool.in(in), in.spoil() ? nullptr : &info);
+  ASK(gyre_kv_sequence_rollback, sequence.in(in), in.number(1));
 }
 
 }  // namespace

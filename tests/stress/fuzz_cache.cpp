@@ -8,8 +8,7 @@
 namespace gyre::test {
 namespace {
 
-void fuzz_make(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_make(FuzzWorld& w, FuzzInput& in) {
   KvCacheOptions options{.kv_heads = in.number(1 + in.below(2)),
                          .head_dim = w.head_dim(),
                          .v_head_dim = in.number(0),
@@ -29,7 +28,7 @@ void fuzz_make(FuzzWorld& w) {
 }
 
 FuzzCache* some_cache(FuzzWorld& w) {
-  if (w.caches.empty() || (w.caches.size() < 2 && w.in.chance(8))) fuzz_make(w);
+  if (w.caches.empty() || (w.caches.size() < 2 && w.in.chance(8))) fuzz_make(w, w.in);
   return w.caches.empty() ? nullptr : &w.caches[w.in.below(w.caches.size())];
 }
 
@@ -74,8 +73,7 @@ void attend(FuzzWorld& w, const FuzzCache& one, uint64_t layer, uint64_t rows) {
 }
 
 // A step as a model makes it, or one with something missing.
-void fuzz_step(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_step(FuzzWorld& w, FuzzInput& in) {
   FuzzCache* const one = some_cache(w);
   if (one == nullptr) return;
   const KvCacheOptions& o = one->cache.options();
@@ -89,8 +87,7 @@ void fuzz_step(FuzzWorld& w) {
   if (!in.chance(8)) w.submit();
 }
 
-void fuzz_cut(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_cut(FuzzWorld& w, FuzzInput& in) {
   FuzzCache* const one = some_cache(w);
   if (one == nullptr) return;
   if (in.chance(6)) {
@@ -130,12 +127,11 @@ void compare_fork(FuzzWorld& w, FuzzCache& one, FuzzCache& copy) {
     done[at - 1] = w.submit() && done[at - 1];
   }
   if (!done[0] || !done[1]) return;
-  expect(bytes(outs[0]) == bytes(outs[1]), "a copy answers otherwise than its origin");
+  expect(read_bytes(outs[0]) == read_bytes(outs[1]), "a copy answers otherwise than its origin");
   ++fuzz_stats().compared;
 }
 
-void fuzz_fork(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_fork(FuzzWorld& w, FuzzInput& in) {
   FuzzCache* const one = some_cache(w);
   if (one == nullptr || w.caches.size() > 4) return;
   const uint64_t length = one->length,
@@ -167,8 +163,7 @@ void spoil_file(FuzzInput& in, const std::string& path) {
   file.put(static_cast<char>(had ^ (1 << in.below(8))));
 }
 
-void fuzz_files(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_files(FuzzWorld& w, FuzzInput& in) {
   FuzzCache* const one = some_cache(w);
   if (one == nullptr || !in.chance(4)) return;
   const std::string path = w.path();
@@ -197,8 +192,7 @@ void fuzz_files(FuzzWorld& w) {
   check(*one);
 }
 
-void fuzz_rest(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_rest(FuzzWorld& w, FuzzInput& in) {
   FuzzCache* const one = some_cache(w);
   if (one == nullptr) return;
   switch (in.below(4)) {

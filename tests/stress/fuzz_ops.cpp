@@ -65,10 +65,10 @@ KvRange write_options(FuzzWorld& w, uint64_t tokens, uint64_t capacity) {
 
 // The newest token of every slot is there, and every other slot is as it was.
 void expect_copied(const Tensor& from, const Tensor& to, const KvRange& options,
-                   const std::vector<uint8_t>& before) {
+                   const Bytes& before) {
   const uint64_t capacity = to.shape(0);
   const uint64_t tokens = options.tokens.value_or(from.shape(0) - options.source_begin);
-  const std::vector<uint8_t> now = bytes(to);
+  const Bytes now = read_bytes(to);
   const uint64_t row = capacity == 0 ? 0 : now.size() / capacity;
   std::vector<uint64_t> source(capacity, ~uint64_t{0});
   for (uint64_t i = 0; i < tokens; ++i)
@@ -92,8 +92,7 @@ void expect_copied(const Tensor& from, const Tensor& to, const KvRange& options,
   ++fuzz_stats().compared;
 }
 
-void fuzz_kv_copy(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_copy(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(7), heads = 1 + in.below(3), dim = w.head_dim();
   const uint64_t capacity = 1 + in.below(12);
   KvCopyInputs inputs{.k = w.floats({tokens, heads, dim}),
@@ -104,16 +103,14 @@ void fuzz_kv_copy(FuzzWorld& w) {
   }
   const KvRange options = write_options(w, tokens, capacity);
   const bool compare = w.checked() && in.chance(2) && w.submit();
-  std::vector<uint8_t> before;
-  if (compare) before = bytes(inputs.k_cache);
+  Bytes before;
+  if (compare) before = read_bytes(inputs.k_cache);
   const bool done = w.call("kv_copy", [&] { kv_copy(w.some_encoder(), inputs, options); });
-  if (!done || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!done || !compare || in.spoiled() || !w.submit()) return;
   expect_copied(inputs.k, inputs.k_cache, options, before);
 }
 
-void fuzz_kv_quantize(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_quantize(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(10), heads = 1 + in.below(3), dim = w.head_dim();
   const uint64_t capacity = 1 + in.below(16);
   KvQuantizeInputs inputs;
@@ -132,8 +129,7 @@ void fuzz_kv_quantize(FuzzWorld& w) {
 }
 
 // Coordinates of finite size come back close to what they were.
-void fuzz_kv_dequantize(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_dequantize(FuzzWorld& w, FuzzInput& in) {
   const uint64_t capacity = 1 + in.below(12), heads = 1 + in.below(3), dim = w.head_dim();
   const KvFormat format = w.format();
   const KvRole role = in.chance(2) ? KvRole::v : KvRole::k;
@@ -163,8 +159,7 @@ void fuzz_kv_dequantize(FuzzWorld& w) {
   ++fuzz_stats().compared;
 }
 
-void fuzz_hadamard(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_hadamard(FuzzWorld& w, FuzzInput& in) {
   const uint64_t dim = w.head_dim();
   const Dims shape = in.chance(3)   ? Dims{dim}
                      : in.chance(2) ? Dims{in.below(9), dim}
@@ -181,8 +176,7 @@ void fuzz_hadamard(FuzzWorld& w) {
                  "a coordinate of an orthonormal transform");
 }
 
-void fuzz_kv_write(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_write(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(20), heads = 1 + in.below(3), dim = w.head_dim(),
                  pages = 1 + in.below(4);
   const KvPageShape shape{.k = w.format(),
@@ -199,8 +193,7 @@ void fuzz_kv_write(FuzzWorld& w) {
   w.call("kv_write", [&] { kv_write(w.some_encoder(), inputs); });
 }
 
-void fuzz_kv_page_copy(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_page_copy(FuzzWorld& w, FuzzInput& in) {
   const uint64_t pages = 2 + in.below(6), count = in.below(4);
   const KvPageShape shape{.k = w.format(),
                           .v = w.format(),
@@ -212,8 +205,7 @@ void fuzz_kv_page_copy(FuzzWorld& w) {
   w.call("kv_page_copy", [&] { kv_page_copy(w.some_encoder(), inputs); });
 }
 
-void fuzz_kv_transform(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_transform(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(5), kv_heads = 1 + in.below(2),
                  dim = std::min<uint64_t>(w.head_dim(), 64);
   const uint64_t heads = kv_heads * (1 + in.below(3));
@@ -225,13 +217,11 @@ void fuzz_kv_transform(FuzzWorld& w) {
   if (in.chance(2)) inputs.after = w.packed(DType::f32, {kv_heads, dim});
   const bool compare = w.checked();
   const bool done = w.call("kv_transform", [&] { kv_transform(w.some_encoder(), inputs); });
-  if (!done || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!done || !compare || in.spoiled() || !w.submit()) return;
   expect_bounded(inputs.out, 2.1f * static_cast<float>(dim) + 1, "a product with a matrix of ones");
 }
 
-void fuzz_kv_shapes(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_kv_shapes(FuzzWorld& w, FuzzInput& in) {
   const KvShape shape{w.format(),
                       static_cast<KvRole>(in.number(in.below(2)) & 0xFF),
                       in.number(in.below(4)),
@@ -261,8 +251,7 @@ void fuzz_kv_shapes(FuzzWorld& w) {
          [&] { KvPages::allocate(w.some_device(), page, in.number(in.below(5))); });
 }
 
-void fuzz_formats(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_formats(FuzzWorld& w, FuzzInput& in) {
   const KvFormat format = static_cast<KvFormat>(in.byte());
   KvFormatInfo info;
   if (w.call("describe", [&] { info = describe(format); })) {

@@ -33,8 +33,7 @@ Tensor positions(FuzzWorld& w, RopeMode mode, uint64_t tokens) {
   return w.indices(DType::i32, axes == 0 ? Dims{tokens} : Dims{axes, tokens}, 4000);
 }
 
-void fuzz_rope_op(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_rope_op(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(6), heads = 1 + in.below(3), dim = w.head_dim();
   const RopeOptions options = some_options(w, dim);
   const Tensor x = w.floats({tokens, heads, dim});
@@ -50,13 +49,11 @@ void fuzz_rope_op(FuzzWorld& w) {
   const bool plain = !inputs.frequencies.defined() && !inputs.factors.defined();
   const bool compare = w.checked() && plain;
   const bool done = w.call("rope", [&] { rope(w.some_encoder(), inputs, options); });
-  if (!done || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!done || !compare || in.spoiled() || !w.submit()) return;
   expect_bounded(inputs.out, 1.43f, "a rotated coordinate");
 }
 
-void fuzz_norm_rope(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_norm_rope(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(6), heads = 1 + in.below(3), dim = w.head_dim();
   NormRopeOptions options{
       .rope = some_options(w, dim), .epsilon = in.real(1e-6f), .weight_offset = in.real(0.0f)};
@@ -74,13 +71,11 @@ void fuzz_norm_rope(FuzzWorld& w) {
   }
   const bool compare = w.checked();
   const bool done = w.call("norm_rope", [&] { norm_rope(w.some_encoder(), inputs, options); });
-  if (!done || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!done || !compare || in.spoiled() || !w.submit()) return;
   expect_bounded(inputs.out, 1.43f * std::sqrt(static_cast<float>(dim)), "a normalised coordinate");
 }
 
-void fuzz_rope_append(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_rope_append(FuzzWorld& w, FuzzInput& in) {
   const uint64_t tokens = in.below(10), kv_heads = 1 + in.below(2),
                  heads = kv_heads * (1 + in.below(3));
   const uint64_t dim = w.head_dim(), pages = 1 + in.below(3);
@@ -105,8 +100,7 @@ void fuzz_rope_append(FuzzWorld& w) {
   w.call("rope_append", [&] { rope_append(w.some_encoder(), inputs, to, options); });
 }
 
-void fuzz_rope_frequencies(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_rope_frequencies(FuzzWorld& w, FuzzInput& in) {
   RopeConfig config{.rope_theta = static_cast<double>(in.real(10000.0f)),
                     .rotary_dim = static_cast<uint32_t>(in.number(2 * (1 + in.below(64)))),
                     .rope_type = static_cast<RopeType>(in.number(in.below(6)) & 0xFF),

@@ -19,8 +19,7 @@ void add_task(const void* params, const uint64_t* args, uint32_t task, uint32_t 
   for (uint64_t i = task; i < with.count; i += tasks) to[i] += with.value;
 }
 
-void fuzz_custom(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_custom(FuzzWorld& w, FuzzInput& in) {
   CustomCode code{.name = in.spoil() ? "" : "add",
                   .args = {{"x", Access::read_write}, {"y", Access::read}},
                   .params_bytes = in.number(sizeof(AddParams)),
@@ -42,18 +41,16 @@ void fuzz_custom(FuzzWorld& w) {
   const std::vector<float> before = compare ? values(x) : std::vector<float>();
   const bool done =
       w.call("CustomKernel::record", [&] { kernel->record(w.some_encoder(), raw, args, launch); });
-  if (!done || !compare || in.spoiled()) return;
-  if (!w.submit()) return;
+  if (!done || !compare || in.spoiled() || !w.submit()) return;
   const std::vector<float> now = values(x);
   for (size_t i = 0; i < now.size(); ++i)
     expect(now[i] == before[i] + 1.0f, "a task did not run once");
   ++fuzz_stats().compared;
 }
 
-void fuzz_submit(FuzzWorld& w) { w.submit(); }
+void fuzz_submit(FuzzWorld& w, FuzzInput& /*in*/) { w.submit(); }
 
-void fuzz_encoder(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_encoder(FuzzWorld& w, FuzzInput& in) {
   switch (in.below(6)) {
     case 0: {
       w.call("Encoder::clear", [&] { w.encoder.clear(); });
@@ -81,8 +78,7 @@ void fuzz_encoder(FuzzWorld& w) {
   }
 }
 
-void fuzz_graph(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_graph(FuzzWorld& w, FuzzInput& in) {
   if (in.chance(2) && !w.heavy()) {
     std::optional<Graph> made;
     const uint32_t size = w.encoder.size();
@@ -100,8 +96,7 @@ void fuzz_graph(FuzzWorld& w) {
   w.call("Graph::size", [&] { graph.size(); });
 }
 
-void fuzz_device(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_device(FuzzWorld& w, FuzzInput& in) {
   const Device gone = device_of(nullptr);
   const Device& device = in.spoil() ? gone : w.device;
   switch (in.below(12)) {
@@ -155,8 +150,7 @@ void fuzz_device(FuzzWorld& w) {
   }
 }
 
-void fuzz_trace(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_trace(FuzzWorld& w, FuzzInput& in) {
   if (in.chance(2)) {
     w.call("Device::start_trace", [&] { w.device.start_trace(); });
     return;
@@ -172,8 +166,7 @@ void fuzz_trace(FuzzWorld& w) {
   });
 }
 
-void fuzz_prepare(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_prepare(FuzzWorld& w, FuzzInput& in) {
   const uint64_t kv_heads = 1 + in.below(2);
   ModelShape shape{.heads = in.number(kv_heads * 2),
                    .kv_heads = in.number(kv_heads),

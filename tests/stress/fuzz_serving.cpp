@@ -6,8 +6,7 @@
 namespace gyre::test {
 namespace {
 
-void fuzz_make(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_make(FuzzWorld& w, FuzzInput& in) {
   KvPoolOptions options{.kv_heads = in.number(1 + in.below(2)),
                         .head_dim = w.head_dim(),
                         .v_head_dim = in.number(0),
@@ -32,7 +31,7 @@ void fuzz_make(FuzzWorld& w) {
 }
 
 FuzzServer* some_server(FuzzWorld& w) {
-  if (w.servers.empty()) fuzz_make(w);
+  if (w.servers.empty()) fuzz_make(w, w.in);
   return w.servers.empty() ? nullptr : &w.servers[w.in.below(w.servers.size())];
 }
 
@@ -125,8 +124,7 @@ void layers_of_step(FuzzWorld& w, FuzzServer& server, uint64_t rows) {
   }
 }
 
-void fuzz_step(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_step(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr) return;
   begin(w, *server);
@@ -144,8 +142,7 @@ void relearn(FuzzServer& server) {
   for (FuzzSequence& one : server.sequences) one.length = one.sequence.length();
 }
 
-void fuzz_recording(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_recording(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr) return;
   switch (in.below(5)) {
@@ -175,8 +172,7 @@ void fuzz_recording(FuzzWorld& w) {
   check(*server);
 }
 
-void fuzz_sequences(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_sequences(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr) return;
   FuzzSequence* const one = some_sequence(w, *server);
@@ -222,8 +218,7 @@ void fuzz_sequences(FuzzWorld& w) {
   check(*server);
 }
 
-void fuzz_prefixes(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_prefixes(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr) return;
   const FuzzSequence* const one = some_sequence(w, *server);
@@ -252,8 +247,7 @@ void fuzz_prefixes(FuzzWorld& w) {
   check(*server);
 }
 
-void fuzz_pages(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_pages(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr) return;
   FuzzSequence* const one = some_sequence(w, *server);
@@ -286,8 +280,7 @@ void fuzz_pages(FuzzWorld& w) {
   check(*server);
 }
 
-void fuzz_files(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_files(FuzzWorld& w, FuzzInput& in) {
   FuzzServer* const server = some_server(w);
   if (server == nullptr || !in.chance(4)) return;
   const FuzzSequence* const one = some_sequence(w, *server);

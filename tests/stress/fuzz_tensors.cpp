@@ -28,8 +28,7 @@ void expect_inside(const Tensor& view, const Tensor& parent) {
   ++fuzz_stats().compared;
 }
 
-void fuzz_views(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_views(FuzzWorld& w, FuzzInput& in) {
   const Tensor tensor = base(w);
   Tensor view;
   bool made = false;
@@ -67,8 +66,7 @@ void fuzz_views(FuzzWorld& w) {
   if (w.kept.size() < 8) w.kept.push_back(view);
 }
 
-void fuzz_tensor(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_tensor(FuzzWorld& w, FuzzInput& in) {
   Tensor made;
   w.call("Dims", [&] {
     constexpr std::array<uint64_t, 8> kOnes = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -101,8 +99,7 @@ void fuzz_tensor(FuzzWorld& w) {
   w.call("Tensor::stride", [&] { made.stride(static_cast<uint32_t>(in.number(0))); });
 }
 
-void fuzz_host(FuzzWorld& w) {
-  FuzzInput& in = w.in;
+void fuzz_host(FuzzWorld& w, FuzzInput& in) {
   const Tensor tensor = w.tensor(DType::f32, {in.below(4), 1 + in.below(3), 4});
   std::vector<float> values(in.number(tensor.elements()) % 100, 3.0f);
   const bool wrote =

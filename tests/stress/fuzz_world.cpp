@@ -178,27 +178,20 @@ void FuzzWorld::fill(const Tensor& tensor) {
     }
     return static_cast<float>(static_cast<int32_t>(bits)) * 0x1p-31f;
   };
-  const auto write = [&](auto make) {
-    std::vector<decltype(make())> filled(count);
-    for (auto& value : filled) value = make();
-    tensor.write_from(std::span<const decltype(make())>(filled));
-  };
-  switch (tensor.dtype()) {
-    case DType::f32:
-      return write(real);
-    case DType::f16:
-      return write([&] { return Half(real()); });
-    case DType::bf16:
-      return write([&] { return BFloat16(real()); });
-    case DType::u8:
-      return write([&] { return static_cast<uint8_t>(next() >> 24); });
-    case DType::i32:
-      return write([&] { return static_cast<int32_t>(next()) >> 20; });
-    case DType::u32:
-      return write([&] { return next() >> 20; });
-    case DType::i64:
-      return write([&] { return static_cast<int64_t>(next() >> 20); });
-  }
+  with_type(tensor.dtype(), [&](auto type) {
+    using Type = decltype(type);
+    std::vector<Type> filled(count);
+    for (Type& value : filled) {
+      if constexpr (std::is_same_v<Type, int32_t>) {
+        value = static_cast<int32_t>(next()) >> 20;
+      } else if constexpr (std::is_integral_v<Type>) {
+        value = static_cast<Type>(next() >> (sizeof(Type) == 1 ? 24 : 20));
+      } else {
+        value = Type(real());
+      }
+    }
+    tensor.write_from(std::span<const Type>(filled));
+  });
 }
 
 Tensor FuzzWorld::guarded(const Device& on, DType dtype, const Dims& shape, const Dims& strides) {
@@ -339,46 +332,14 @@ bool FuzzWorld::submit() {
   return ran;
 }
 
-std::vector<uint8_t> bytes(const Tensor& tensor) {
-  std::vector<uint8_t> all(tensor.bytes());
-  const auto read = [&](auto unit) {
-    std::vector<decltype(unit)> units(tensor.elements());
-    tensor.read_to(std::span(units));
-    if (!units.empty()) std::memcpy(all.data(), units.data(), all.size());
-  };
-  switch (tensor.dtype()) {
-    case DType::f32:
-      read(0.0f);
-      break;
-    case DType::f16:
-      read(Half());
-      break;
-    case DType::bf16:
-      read(BFloat16());
-      break;
-    case DType::u8:
-      read(uint8_t{});
-      break;
-    default:
-      expect(false, "bytes of a type that no op writes");
-  }
-  return all;
-}
-
 std::vector<float> values(const Tensor& tensor) {
-  const std::vector<uint8_t> raw = bytes(tensor);
-  std::vector<float> all(tensor.elements());
-  for (size_t i = 0; i < all.size(); ++i) {
-    uint16_t half = 0;
-    if (tensor.dtype() == DType::f32) {
-      std::memcpy(&all[i], raw.data() + 4 * i, 4);
-      continue;
-    }
-    std::memcpy(&half, raw.data() + 2 * i, 2);
-    all[i] = tensor.dtype() == DType::f16 ? static_cast<float>(Half::from_bits(half))
-                                          : static_cast<float>(BFloat16::from_bits(half));
-  }
-  return all;
+  return with_type(tensor.dtype(), [&](auto type) {
+    std::vector<decltype(type)> read(tensor.elements());
+    tensor.read_to(std::span(read));
+    std::vector<float> all;
+    for (const auto value : read) all.push_back(static_cast<float>(value));
+    return all;
+  });
 }
 
 void expect_bounded(const Tensor& tensor, float bound, const char* what) {

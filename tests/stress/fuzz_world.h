@@ -12,6 +12,7 @@
 #include "gyre/gyre.h"
 #include "runtime/storage.h"
 #include "stress/fuzz_input.h"
+#include "tensor_bytes.h"
 
 namespace gyre::test {
 
@@ -171,11 +172,10 @@ class FuzzWorld {
 
 // All elements in row-major order.
 std::vector<float> values(const Tensor& tensor);
-std::vector<uint8_t> bytes(const Tensor& tensor);
 // Finite, and no larger than `most`.
 void expect_bounded(const Tensor& tensor, float most, const char* what);
 
-using FuzzCall = void (*)(FuzzWorld&);
+using FuzzCall = void (*)(FuzzWorld&, FuzzInput&);  // the world, and its `in`
 std::span<const FuzzCall> fuzz_op_calls();
 std::span<const FuzzCall> fuzz_attention_calls();
 std::span<const FuzzCall> fuzz_rope_calls();
