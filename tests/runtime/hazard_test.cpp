@@ -13,65 +13,45 @@ bool add(HazardTracker& tracker, std::vector<RangeAccess> accesses) {
   return tracker.add(accesses);
 }
 
-TEST(Hazard, ReadAfterWrite) {
+// Commands of one access each, and whether a barrier comes before them.
+struct HazardCase {
+  const char* name;
+  struct Command {
+    uint64_t begin, end;
+    Access access;
+    bool barrier;
+  };
+  std::vector<Command> commands;
+};
+
+class Hazards : public testing::TestWithParam<HazardCase> {};
+
+TEST_P(Hazards, AreSeen) {
   HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::write}}));
-  EXPECT_TRUE(add(tracker, {{{19, 30}, Access::read}}));
+  for (const auto& [begin, end, access, barrier] : GetParam().commands)
+    EXPECT_EQ(add(tracker, {{{begin, end}, access}}), barrier) << begin << " to " << end;
 }
 
-TEST(Hazard, WriteAfterRead) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::read}}));
-  EXPECT_TRUE(add(tracker, {{{0, 11}, Access::write}}));
-}
+constexpr uint64_t kTop = ~uint64_t{0};
+constexpr Access kRead = Access::read, kWrite = Access::write, kBoth = Access::read_write;
+const HazardCase kHazards[] = {
+    {"ReadAfterWrite", {{10, 20, kWrite, false}, {19, 30, kRead, true}}},
+    {"WriteAfterRead", {{10, 20, kRead, false}, {0, 11, kWrite, true}}},
+    {"WriteAfterWrite", {{10, 20, kWrite, false}, {12, 13, kWrite, true}}},
+    {"ReadWriteIsBoth", {{10, 20, kBoth, false}, {15, 16, kRead, true}, {15, 16, kBoth, true}}},
+    {"ReadsNeverConflict", std::vector<HazardCase::Command>(10, {10, 20, kRead, false})},
+    {"TouchingRanges", {{10, 20, kWrite, false}, {20, 30, kWrite, false}, {0, 10, kRead, false}}},
+    {"EmptyRanges", {{10, 20, kWrite, false}, {15, 15, kWrite, false}, {0, 0, kRead, false}}},
+    {"ABarrierStartsANewGroup",  // it orders the last one already
+     {{0, 10, kWrite, false},
+      {20, 30, kWrite, false},
+      {0, 1, kRead, true},
+      {20, 30, kRead, false}}},
+    {"TheEndOfMemory",
+     {{kTop - 8, kTop, kWrite, false}, {0, 8, kWrite, false}, {kTop - 1, kTop, kRead, true}}}};
 
-TEST(Hazard, WriteAfterWrite) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::write}}));
-  EXPECT_TRUE(add(tracker, {{{12, 13}, Access::write}}));
-}
-
-TEST(Hazard, ReadWriteIsBoth) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::read_write}}));
-  EXPECT_TRUE(add(tracker, {{{15, 16}, Access::read}}));
-  EXPECT_TRUE(add(tracker, {{{15, 16}, Access::read_write}}));
-}
-
-TEST(Hazard, ReadsNeverConflict) {
-  HazardTracker tracker;
-  for (int i = 0; i < 10; ++i) EXPECT_FALSE(add(tracker, {{{10, 20}, Access::read}}));
-}
-
-TEST(Hazard, TouchingRangesDoNotConflict) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{20, 30}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{0, 10}, Access::read}}));
-}
-
-TEST(Hazard, EmptyRangesTouchNothing) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{10, 20}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{15, 15}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{0, 0}, Access::read}}));
-}
-
-TEST(Hazard, ABarrierStartsANewGroup) {
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{0, 10}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{20, 30}, Access::write}}));
-  EXPECT_TRUE(add(tracker, {{{0, 1}, Access::read}}));
-  EXPECT_FALSE(add(tracker, {{{20, 30}, Access::read}})) << "ordered by the barrier already";
-}
-
-TEST(Hazard, AddressesNearTheEndOfMemory) {
-  constexpr uint64_t kTop = ~uint64_t{0};
-  HazardTracker tracker;
-  EXPECT_FALSE(add(tracker, {{{kTop - 8, kTop}, Access::write}}));
-  EXPECT_FALSE(add(tracker, {{{0, 8}, Access::write}}));
-  EXPECT_TRUE(add(tracker, {{{kTop - 1, kTop}, Access::read}}));
-}
+INSTANTIATE_TEST_SUITE_P(Of, Hazards, testing::ValuesIn(kHazards),
+                         [](const auto& at) { return at.param.name; });
 
 TEST(Hazard, AGroupMayBeLong) {
   constexpr uint64_t kRanges = 400;
