@@ -70,18 +70,9 @@ std::vector<AttentionRun> chosen(const AttentionChoice& choice) {
 
 void check(const AttentionRun& run) {
   const AttentionShape& s = run.shape;
-  constexpr uint64_t kMaxHeads = 1 << 14, kMax = (uint64_t{1} << 31) - 1;
-  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
-    require(value != 0 && value <= limit, "bench: ", flag, " must be from 1 to ", limit, ", got ",
-            value);
-  };
-  within("--heads", s.heads, kMaxHeads);
-  within("--kv-heads", s.kv_heads, kMaxHeads);
-  within("--head-dim", s.head_dim, 1024);
-  within("--context", s.context, kMax);
-  within("--tokens", s.tokens, kMax);
-  require(s.heads % s.kv_heads == 0, "bench: --heads must be a multiple of --kv-heads, got ",
-          s.heads, " and ", s.kv_heads);
+  check_heads(s);
+  check_range("--context", s.context, kMaxLength);
+  check_range("--tokens", s.tokens, kMaxLength);
   // Queries before the first key would see nothing, and no model has them.
   require(s.tokens <= s.context, "bench: --tokens must be at most --context, for the queries are ",
           "the newest tokens of the context; got ", s.tokens, " and ", s.context);
@@ -149,6 +140,20 @@ std::vector<AttentionRun> gpu_attention_runs(const AttentionChoice& choice) {
   runs.push_back({{32, 8, 512, 8192}, few, false});
   runs.push_back({{32, 8, 128, 32749}, few, false});
   return checked(choice, std::move(runs));
+}
+
+void check_range(const char* flag, uint64_t value, uint64_t limit) {
+  require(value != 0 && value <= limit, "bench: ", flag, " must be from 1 to ", limit, ", got ",
+          value);
+}
+
+void check_heads(const AttentionShape& s) {
+  constexpr uint64_t kMaxHeads = 1 << 14;
+  check_range("--heads", s.heads, kMaxHeads);
+  check_range("--kv-heads", s.kv_heads, kMaxHeads);
+  check_range("--head-dim", s.head_dim, 1024);
+  require(s.heads % s.kv_heads == 0, "bench: --heads must be a multiple of --kv-heads, got ",
+          s.heads, " and ", s.kv_heads);
 }
 
 double attention_flops(const AttentionShape& s) {

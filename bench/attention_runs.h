@@ -32,6 +32,8 @@ struct AttentionShape {
   uint64_t v_dim() const { return latent() ? rotary_dim : head_dim; }  // of what V stores
 };
 
+constexpr uint64_t kMaxLength = (uint64_t{1} << 31) - 1;  // of a context
+
 constexpr uint64_t kLatentDim = 512, kRotaryDim = 64;  // of every model that has them
 // What latent attention is measured in if nothing is given.
 std::vector<FormatPair> latent_formats();
@@ -47,6 +49,10 @@ struct AttentionRun {
 // format that cannot store the head dim.
 std::vector<AttentionRun> cpu_attention_runs(const AttentionChoice& choice);
 std::vector<AttentionRun> gpu_attention_runs(const AttentionChoice& choice);
+
+// Refuses a flag's value that is not from 1 to `limit`, and heads that no kernel has.
+void check_range(const char* flag, uint64_t value, uint64_t limit);
+void check_heads(const AttentionShape& shape);
 
 // Two products over the keys that each query sees, a multiplication and an addition each.
 double attention_flops(const AttentionShape& shape);

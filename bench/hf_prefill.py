@@ -33,7 +33,7 @@ SHAPES = {
 }
 
 
-def load(name: str, device: torch.device, layers: int | None):
+def load(name: str, device: torch.device, layers: int | None = None):
     torch.manual_seed(1)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in SHAPES:

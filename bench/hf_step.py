@@ -17,31 +17,13 @@ import time
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
+from hf_prefill import load
+from transformers import DynamicCache, StaticCache
 
 import gyre
 from gyre.integrations.transformers import GyreCache
 
 FORMATS = ("f32", "f16", "tq8", "tq6", "tq8/tq4", "tq4")
-LLAMA_1B = dict(
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    max_position_embeddings=131072,
-    rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-    tie_word_embeddings=True,
-)
-
-
-def load(name: str):
-    torch.manual_seed(1)
-    if name == "llama-3.2-1b":
-        return AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA_1B), dtype=torch.float32).eval()
-    return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
 
 
 def fill(cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -117,7 +99,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     os.environ["GYRE_THREADS"] = str(threads)  # before the first device is opened
     clock = time.process_time if args.cpu_time else time.perf_counter
-    rows = measure(load(args.model), args.context, args.rounds, clock)
+    rows = measure(load(args.model, torch.device("cpu")), args.context, args.rounds, clock)
     if args.json:
         print(json.dumps(rows, indent=1))
         return

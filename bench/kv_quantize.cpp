@@ -3,6 +3,7 @@
 #include "bench.h"
 #include "gyre/gyre.h"
 #include "machine_kernels.h"
+#include "noise.h"
 #include "timing.h"
 
 namespace gyre::bench {
@@ -21,14 +22,8 @@ constexpr Case kCases[] = {
 };
 
 // Values as a model would make them: zeros would code in no time.
-Tensor noise(const Device& device, uint64_t tokens) {
-  Tensor tensor = device.tensor(DType::f32, {tokens, kHeads, kHeadDim});
-  uint32_t state = 1;
-  for (float& value : tensor.data<float>()) {
-    state = state * 1664525 + 1013904223;
-    value = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
-  }
-  return tensor;
+Tensor rows(const Device& device, uint64_t tokens) {
+  return noise(device, {tokens, kHeads, kHeadDim}, 1);
 }
 
 Graph record_quantize(const Device& device, const Case& c) {
@@ -36,9 +31,9 @@ Graph record_quantize(const Device& device, const Case& c) {
   const KvShape v{c.format, KvRole::v, kHeads, kCapacity, kHeadDim};
   Encoder encoder(device);
   kv_quantize(encoder,
-              {.k = noise(device, c.tokens),
+              {.k = rows(device, c.tokens),
                .k_cache = KvBuffer::allocate(device, k),
-               .v = noise(device, c.tokens),
+               .v = rows(device, c.tokens),
                .v_cache = KvBuffer::allocate(device, v)},
               {.position = kPosition});
   return encoder.instantiate();
@@ -50,9 +45,9 @@ Graph record_copy(const Device& device, const Case& c) {
   };
   Encoder encoder(device);
   kv_copy(encoder,
-          {.k = noise(device, c.tokens),
+          {.k = rows(device, c.tokens),
            .k_cache = cache(),
-           .v = noise(device, c.tokens),
+           .v = rows(device, c.tokens),
            .v_cache = cache()},
           {.position = kPosition});
   return encoder.instantiate();

@@ -15,29 +15,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def measure(backend, heads, kv_heads, head_dim, context, batch):
+def measure(backend, heads, kv_heads, head_dim, context, batch=1, tokens=1):
+    """All queries see every key, or, where there are as many as keys, causally."""
     cache_bytes = 4 * batch * kv_heads * context * head_dim
     sets = max(2, min(64, (256 << 20) // cache_bytes + 1))
     make = lambda *shape: torch.randn(batch, *shape, head_dim, device="cuda", dtype=torch.float16)
     k = [make(kv_heads, context) for _ in range(sets)]
     v = [make(kv_heads, context) for _ in range(sets)]
-    q = make(heads, 1)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    with sdpa_kernel(backend):
-        return capture(lambda i: attend(q, k[i % sets], v[i % sets], enable_gqa=True), cache_bytes, sets)
-
-
-def measure_rows(backend, heads, kv_heads, head_dim, tokens, context):
-    """Several queries: all see every key, or, where there are as many as keys, causally."""
-    cache_bytes = 4 * kv_heads * context * head_dim
-    sets = max(2, min(64, (256 << 20) // cache_bytes + 1))
-    make = lambda *shape: torch.randn(1, *shape, head_dim, device="cuda", dtype=torch.float16)
-    k = [make(kv_heads, context) for _ in range(sets)]
-    v = [make(kv_heads, context) for _ in range(sets)]
     q = make(heads, tokens)
     attend = torch.nn.functional.scaled_dot_product_attention
     causal = tokens == context
-    least = 4 * heads * tokens * context * head_dim / (2 if causal else 1) / 1e9  # us at 1000 TFLOP/s
+    least = 0 if tokens == 1 else 4 * heads * tokens * context * head_dim / (2 if causal else 1) / 1e9  # us at 1000 TFLOP/s
     with sdpa_kernel(backend):
         return capture(lambda i: attend(q, k[i % sets], v[i % sets], is_causal=causal, enable_gqa=True), cache_bytes,
                        sets, least)
@@ -133,6 +121,6 @@ for heads, kv_heads, head_dim, context, batch in [*SHAPES, *BATCHES]:
 for heads, kv_heads, head_dim, tokens, context in ROWS:
     for name, backend in BACKENDS.items():
         report(f"{tokens} tokens, {heads}/{kv_heads}/{head_dim} over {context}, {name}",
-               lambda: measure_rows(backend, heads, kv_heads, head_dim, tokens, context))
+               lambda: measure(backend, heads, kv_heads, head_dim, context, tokens=tokens))
 for shape in ((32, 8, 128), (16, 8, 256)):
     report(f"16 ragged {'/'.join(map(str, shape))}, varlen", lambda: measure_ragged(*shape, [RAGGED[i % 6] for i in range(16)]))

@@ -150,9 +150,7 @@ Shape fields_of(const ServingRun& run, const FormatPair& formats) {
 }
 
 void compare(Row& row, const ServingRun& run, double against_us) {
-  row.against = against_text(run);
-  row.against_us = against_us;
-  row.speedup = against_us / row.median_us;
+  row.set_against(against_text(run), against_us);
 }
 
 void check_memory(const Device& device, const ServingRun& run, uint64_t max_formats) {

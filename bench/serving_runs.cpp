@@ -73,24 +73,15 @@ std::vector<ServingRun> cpu_runs() {
 
 void check(const ServingRun& run) {
   const ServingShape& s = run.shape;
-  constexpr uint64_t kMaxHeads = 1 << 14, kMax = (uint64_t{1} << 31) - 1;
-  const auto within = [](const char* flag, uint64_t value, uint64_t limit) {
-    require(value != 0 && value <= limit, "bench: ", flag, " must be from 1 to ", limit, ", got ",
-            value);
-  };
-  within("--heads", s.heads, kMaxHeads);
-  within("--kv-heads", s.kv_heads, kMaxHeads);
-  within("--head-dim", s.head_dim, 1024);
-  within("--batch", s.lengths.size(), 1 << 16);
-  within("--page", s.page_tokens, 1024);
-  for (const uint64_t length : s.lengths) within("--context", length, kMax);
+  check_heads(s.linear(1));
+  check_range("--batch", s.lengths.size(), 1 << 16);
+  check_range("--page", s.page_tokens, 1024);
+  for (const uint64_t length : s.lengths) check_range("--context", length, kMaxLength);
   require(s.page_tokens % 8 == 0, "bench: --page must be a multiple of 8, got ", s.page_tokens);
-  require(s.heads % s.kv_heads == 0, "bench: --heads must be a multiple of --kv-heads, got ",
-          s.heads, " and ", s.kv_heads);
   const uint64_t shortest = *std::min_element(s.lengths.begin(), s.lengths.end());
   require(s.shared <= shortest, "bench: --shared must be at most the shortest context ", shortest,
           ", got ", s.shared);
-  within("--tokens", s.tokens, 1 << 16);
+  check_range("--tokens", s.tokens, 1 << 16);
   require(s.tokens <= shortest, "bench: --tokens must be at most the shortest context ", shortest,
           ", got ", s.tokens);
   require(s.shared % s.page_tokens == 0, "bench: --shared must be whole pages of ", s.page_tokens,
