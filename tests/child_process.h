@@ -1,10 +1,9 @@
 #pragma once
 
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <functional>
+#include "gyre_test.h"
 
 namespace gyre::test {
 

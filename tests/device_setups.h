@@ -1,11 +1,8 @@
 #pragma once
 
-#include <cstdint>
 #include <ostream>
-#include <string>
-#include <vector>
 
-#include "gyre/device.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

@@ -1,11 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "gyre/error.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

@@ -2,13 +2,9 @@
 // KV formats by the loops that kernels have for them. Lists walk kv_formats(), so that a new format
 // is in every test that asks for its class.
 
-#include <cstdint>
 #include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "gyre/format.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

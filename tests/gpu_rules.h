@@ -1,16 +1,9 @@
 #pragma once
 // What holds on every GPU, for the tests of a backend's host side.
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {

@@ -2,23 +2,11 @@
 // How an op is tested: its file lists cases and refused calls as data, the runner does the rest.
 // A new op is a file <op>_op.cpp, or files that op_test.cpp lists in kOps.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <functional>
 #include <initializer_list>
-#include <optional>
 #include <ostream>
-#include <random>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "recorded_commands.h"
 #include "str_cat.h"
 #include "tensor_bytes.h"

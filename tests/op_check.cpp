@@ -1,9 +1,7 @@
-#include <algorithm>
-#include <cmath>
-#include <utility>
 
 #include "cuda/fake_controls.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "op_case.h"
 #include "reference.h"
 #include "subnormals.h"

@@ -1,19 +1,14 @@
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <map>
-#include <memory>
-#include <optional>
-#include <set>
 #include <stdexcept>
 #include <tuple>
 
 #include "device_setups.h"
+#include "gyre_test.h"
 #include "op_case.h"
 #include "tested_op.h"
 #include "variant_classes.h"

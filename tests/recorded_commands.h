@@ -1,10 +1,7 @@
 #pragma once
 // What an encoder holds, before it is submitted.
 
-#include <cstdint>
-#include <vector>
-
-#include "gyre/encoder.h"
+#include "gyre_test.h"
 #include "runtime/recorder.h"
 
 namespace gyre::test {

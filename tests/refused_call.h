@@ -2,10 +2,8 @@
 // Refusals as changes to a call that would be fine.
 
 #include <initializer_list>
-#include <string>
-#include <utility>
-#include <vector>
 
+#include "gyre_test.h"
 #include "op_case.h"
 
 // Makes the call `c` wrong; `t` makes tensors.

@@ -1,9 +1,8 @@
 #include "rounding.h"
 
 #include <bit>
-#include <cmath>
-#include <limits>
 
+#include "gyre_test.h"
 #include "reference.h"
 
 namespace gyre::test {

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
-#include "gyre/dtype.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

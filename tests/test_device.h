@@ -1,11 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdlib>
-#include <string_view>
-#include <vector>
 
-#include "gyre/device.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

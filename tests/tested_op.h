@@ -1,9 +1,7 @@
 #pragma once
 // An op that op_test walks, registered where its file is linked: CMake links every */*_op.cpp.
 
-#include <utility>
-#include <vector>
-
+#include "gyre_test.h"
 #include "op_case.h"
 
 namespace gyre::test {

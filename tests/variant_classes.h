@@ -2,13 +2,7 @@
 // The kinds of kernel variants that are counted: op_test fails on a device that lists a class which
 // no case launched. tests/README.md has the table.
 
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <vector>
-
-#include "gyre/device.h"
+#include "gyre_test.h"
 #include "recorded_commands.h"
 
 namespace gyre::test {

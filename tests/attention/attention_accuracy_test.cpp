@@ -1,9 +1,6 @@
 // What compression costs the output: NMSE against double precision over the unquantized cache.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "attention/attention_fixture.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

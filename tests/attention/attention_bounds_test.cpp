@@ -1,12 +1,8 @@
 // Row bounds against a model that asks of every key whether a token sees it.
 #include "abi/attention_bounds.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <limits>
-
 #include "abi/attention.h"
+#include "gyre_test.h"
 
 namespace {
 

@@ -1,12 +1,10 @@
 // Where the arithmetic of attention could lose something: tails, tiny and huge numbers, NaN, sinks.
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <cstring>
 
 #include "attention/attention_fixture.h"
 #include "attention/attention_small.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,12 +1,9 @@
 #pragma once
 // How the cases of attention over caches and over pages make and check what they have in common.
 
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "attention/attention_reference.h"
 #include "attention/attention_tolerance.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_case.h"
 
 namespace gyre::test {

@@ -2,16 +2,10 @@
 // Attention problems as numbers: builds the cache (every slot outside the bounds holds NaN), runs
 // the op, and computes the reference over the dequantized and over the original keys and values.
 
-#include <gtest/gtest.h>
-
-#include <limits>
-#include <random>
-#include <string>
-
 #include "attention/attention_reference.h"
 #include "attention/attention_tolerance.h"
 #include "format_classes.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "recorded_commands.h"
 #include "str_cat.h"

@@ -1,8 +1,6 @@
-#include <cmath>
-#include <limits>
-#include <string>
 
 #include "attention/attention_rules.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

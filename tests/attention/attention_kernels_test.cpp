@@ -1,13 +1,12 @@
 // Every set of inner loops this machine can run gives attention within the same bounds.
-#include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "attention/attention_fixture.h"
 #include "attention/attention_op_case.h"
 #include "attention/attention_small.h"
 #include "cpu/attention/isa/kernels.h"
 #include "format_classes.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,11 +1,9 @@
 // Latent attention: over caches, as partial states, and over pages.
-#include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <random>
 
 #include "attention/attention_op_case.h"
 #include "attention/attention_rules.h"
+#include "gyre_test.h"
 #include "pages/paged_attention_case.h"
 #include "tested_op.h"
 

@@ -1,9 +1,5 @@
-#include <cmath>
-#include <limits>
-#include <random>
-#include <string>
-#include <utility>
 
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_case.h"
 #include "refused_call.h"
 

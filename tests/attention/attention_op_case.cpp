@@ -1,11 +1,7 @@
 #include "attention/attention_op_case.h"
 
-#include <cmath>
-#include <limits>
-#include <memory>
-#include <random>
-
 #include "attention/attention_expected.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_memory.h"
 
 namespace gyre::test {

@@ -1,11 +1,7 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "op_case.h"
 #include "reference.h"
 

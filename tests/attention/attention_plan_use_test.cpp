@@ -1,15 +1,10 @@
 // What ops do with a plan, and the plans of a CPU.
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <vector>
-
 #include "attention/plan_device.h"
 #include "cpu/attention/isa/kernels.h"
 #include "cpu/attention/planner.h"
 #include "cpu/device.h"
 #include "cpu/kernels.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

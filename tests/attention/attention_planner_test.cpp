@@ -1,13 +1,9 @@
 // The plans of the CUDA planner, through the ops, without a GPU: which kernel takes what, and what
 // holds of every plan. Numbers that were tuned are not pinned.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <bit>
-#include <string>
-#include <utility>
 
 #include "attention/plan_device.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,14 +1,10 @@
 // Prompts over levels: keys of any scale, and bits that do not follow from the chunks of a prompt.
 // A GPU unpacks keys once for a long chunk, and for each row tile of a short one.
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <cstring>
-#include <functional>
-#include <limits>
 
 #include "attention/attention_fixture.h"
 #include "attention/attention_small.h"
+#include "gyre_test.h"
 #include "pages/paged_fixture.h"
 
 namespace gyre::test {

@@ -1,14 +1,13 @@
 // Rules that are visible in single numbers: which memory is read, which keys a query sees, and
 // which digits of queries, scales and logits count.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <cstring>
 
 #include "attention/attention_fixture.h"
 #include "attention/attention_small.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {

@@ -1,11 +1,7 @@
 #pragma once
 // Attention over one head with numbers that a test writes down itself.
 
-#include <algorithm>
-#include <cmath>
-#include <span>
-#include <vector>
-
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "test_device.h"
 

@@ -3,11 +3,8 @@
 // measured, for each arithmetic that a device may use on keys and on values. tests/README.md has
 // the table; op_test prints what it measures.
 
-#include <cmath>
-#include <string>
-
 #include "cpu/attention/isa/kernels.h"
-#include "gyre/format.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

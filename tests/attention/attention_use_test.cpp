@@ -1,12 +1,9 @@
 // What callers of attention may rely on, whatever the numbers: threads and replays do not matter,
 // what was computed apart can be merged, and results that are known without arithmetic come out.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "attention/attention_fixture.h"
 #include "attention/attention_small.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {

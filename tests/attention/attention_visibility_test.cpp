@@ -1,12 +1,7 @@
 // What a query does not see cannot matter: later tokens, those before its window, other branches of
 // a tree. NaN in one of them shows who looked.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <string>
-
 #include "attention/attention_small.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

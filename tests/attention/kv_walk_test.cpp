@@ -1,10 +1,7 @@
 // The walk over a ring's tiles against a model that takes one key after the other.
 #include "abi/kv_walk.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <vector>
+#include "gyre_test.h"
 
 namespace {
 

@@ -2,16 +2,9 @@
 // Attention on a device that has addresses but no memory, a planner, and whatever pipeline it is
 // asked for: what ops record on it, and what they ask for on the way, can be read.
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "abi/attention_plan.h"
 #include "cuda/attention/planner.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "runtime/device_impl.h"
 #include "runtime/require.h"
 

@@ -2,15 +2,10 @@
 // Calls through C and through C++ with the same inputs, which must give the same bits. Options that
 // C leaves 0 must be C++'s defaults: calls are made once without options and once with all of them.
 
-#include <gtest/gtest.h>
-#include <gyre/gyre.h>
 #include <gyre/gyre_c.h>
 
-#include <memory>
-#include <random>
-#include <vector>
-
 #include "c_api/handles.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {

@@ -1,14 +1,12 @@
 // What becomes of exceptions at the boundary, and whose message is whose.
-#include <gtest/gtest.h>
-#include <gyre/gyre.h>
 #include <gyre/gyre_c.h>
 
-#include <map>
 #include <new>
 #include <stdexcept>
 #include <thread>
 
 #include "c_api/guard.h"
+#include "gyre_test.h"
 
 namespace gyre::c_api {
 namespace {

@@ -2,13 +2,8 @@
 // finite.
 #include "cache/calibration_identity.h"
 
-#include <gtest/gtest.h>
-
-#include <limits>
-#include <utility>
-
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -2,12 +2,8 @@
 // K and V of every layer as they were given, and attention over them in double precision. A layer
 // that shares a cache is answered from its owner's rows.
 
-#include <cmath>
-#include <random>
-#include <vector>
-
 #include "attention/attention_fixture.h"
-#include "gyre/kv_cache.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

@@ -1,12 +1,8 @@
 #pragma once
 // What a cache holds, in the clear: its snapshot, dequantized key by key.
 
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "folder.h"
-#include "gyre/snapshot.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 
 namespace gyre::test {

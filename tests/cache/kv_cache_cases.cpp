@@ -1,11 +1,9 @@
 // The ops that only a KvCache records: kv_extend, kv_append and bytes_copy, over memory that a
 // cache would lay out.
-#include <algorithm>
 #include <cstring>
-#include <random>
-#include <string>
 
 #include "abi/words_write.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_memory.h"
 #include "ops/cache_ops.h"
 #include "ops/words_write.h"

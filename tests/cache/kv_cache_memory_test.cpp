@@ -1,15 +1,13 @@
 // A capacity is a limit: memory becomes resident when tokens come, and copies, snapshots and loads
 // take what is held.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <string>
 
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,12 +1,11 @@
 // Random lives of a cache against a plain vector of tokens in double precision.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 
 #include "cache/kv_cache_model.h"
 #include "format_classes.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,7 +1,5 @@
 // Decoding in the steady state allocates nothing: every call of operator new is counted.
-#include <gtest/gtest.h>
-
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "stress/failing_memory.h"
 
 namespace gyre::test {

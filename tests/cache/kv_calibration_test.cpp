@@ -1,16 +1,11 @@
 // Caches with a calibration: what they hold and attend to, against double precision over the
 // calibrated rows; pool and cache alike; files name the calibration.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
 #include <numeric>
-#include <random>
 
 #include "cache/kv_cache_model.h"
 #include "cache/snapshot_fixture.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "kv_codec/calibrated_reference.h"
 
 namespace gyre::test {

@@ -1,9 +1,7 @@
 // Layers of one cache whose heads and dims differ, and layers that share another's cache.
-#include <gtest/gtest.h>
-
 #include "cache/given_rows.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "test_device.h"
 
 namespace gyre::test {

@@ -1,11 +1,9 @@
 // The 16-bit tail is the query's: whatever the step, query i sees the newest `tail` keys up to its
 // own in 16 bits and older ones as the body stores them.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstdio>
 
 #include "cache/kv_cache_model.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

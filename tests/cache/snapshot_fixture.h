@@ -1,17 +1,12 @@
 #pragma once
 // Caches that are filled the same way twice, and snapshot files as bytes.
 
-#include <gtest/gtest.h>
-
 #include <bit>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "cache/snapshot.h"
 #include "expect_error.h"
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 
 namespace gyre::test {

@@ -1,12 +1,11 @@
 #pragma once
 // Snapshots made without a cache, and headers whose checksum is right whatever they say.
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "cache/layers.h"
 #include "cache/snapshot.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

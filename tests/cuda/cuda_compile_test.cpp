@@ -1,18 +1,13 @@
 // Compiles the kernels of the CUDA table for several GPUs. Needs NVRTC, but no GPU and no driver.
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <iomanip>
 #include <iostream>
-#include <map>
 #include <regex>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "cuda/compiler.h"
 #include "cuda/kernels.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "ops/table.h"
 
 namespace gyre::cuda {

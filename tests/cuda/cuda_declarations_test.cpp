@@ -1,7 +1,4 @@
 // Our own declarations of CUDA's functions against its headers, and what is said without a driver.
-#include <gtest/gtest.h>
-
-#include <cstddef>
 #include <type_traits>
 
 #include "cuda/device.h"
@@ -9,7 +6,7 @@
 #include "cuda/kernel.h"
 #include "cuda/nvrtc.h"
 #include "expect_error.h"
-#include "gyre/device.h"
+#include "gyre_test.h"
 
 #if __has_include(<cuda.h>) && __has_include(<nvrtc.h>)
 #define GYRE_HAVE_CUDA_HEADERS 1

@@ -1,18 +1,15 @@
 // The CUDA backend on a GPU; skipped where there is none.
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "abi/kernels.h"
 #include "cuda/context.h"
 #include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "gpu_rules.h"
+#include "gyre_test.h"
 #include "runtime/recorder.h"
 #include "test_device.h"
 

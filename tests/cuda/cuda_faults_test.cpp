@@ -1,7 +1,6 @@
 // Errors of the driver: out of memory at the n-th call is gyre::Error and the call can be made
 // again; an error that ends all work makes every later call throw device_lost. With the fake
 // driver, call by call; on a GPU, a kernel that traps.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,7 +12,7 @@
 #include "cuda/fake_controls.h"
 #include "expect_error.h"
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 #include "test_device.h"
 

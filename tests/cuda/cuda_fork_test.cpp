@@ -1,17 +1,12 @@
 // A child of fork(): what it has of its parent's CUDA devices refuses, and goes without a wait and
 // without a call of the driver, at which the fake one aborts.
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <chrono>
-#include <optional>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "child_process.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "test_device.h"
 
 namespace gyre::test {

@@ -1,15 +1,12 @@
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "cuda/kernel_cache.h"
+#include "gyre_test.h"
 
 namespace gyre::cuda {
 namespace {

@@ -1,14 +1,8 @@
 // When the CUDA backend compiles: for what is dispatched, once; never to answer a question. Skipped
 // where there is no GPU; the fake driver has one.
-#include <gtest/gtest.h>
-
-#include <array>
 #include <atomic>
 #include <barrier>
-#include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "abi/attention_plan.h"
 #include "cuda/compiler.h"
@@ -16,7 +10,7 @@
 #include "cuda/kernel_folder.h"
 #include "cuda/kernels.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "ops/cache_ops.h"
 #include "runtime/recorder.h"
 #include "test_device.h"

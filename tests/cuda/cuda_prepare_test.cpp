@@ -1,17 +1,12 @@
 // prepare(): after it, a model's steps compile nothing. Runs with the fake driver and the
 // fake NVRTC, so that every shape is cheap; skipped without a CUDA device.
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <filesystem>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "cuda/kernel_folder.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
 #include "gyre/gyre_c.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,13 +1,8 @@
 // The cases of attention launch every class of decode kernels that a GPU's planner chooses, and
 // nothing that it does not list. Needs no GPU: commands are recorded, never submitted.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <set>
-#include <string>
-
 #include "cuda/kernel_set.h"
 #include "cuda/kernels.h"
+#include "gyre_test.h"
 #include "op_case.h"
 #include "ops/table.h"
 #include "runtime/device_impl.h"

@@ -1,13 +1,11 @@
 #pragma once
 // Tests that count compilations: each leaves a file in a kernel cache that was empty.
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <string>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

@@ -1,14 +1,11 @@
 // The files that examples/tiny_model reads, when they are not what they should be.
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "config.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "safetensors.h"
 
 namespace tiny_model {

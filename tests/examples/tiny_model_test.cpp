@@ -1,15 +1,12 @@
 // examples/tiny_model against transformers: logits of the stored model for every kind of cache,
 // under every change of the config that has a reference, and with a config that is wrong.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "config.h"
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "model.h"
 #include "safetensors.h"
 

@@ -1,7 +1,6 @@
 #include <bit>
-#include <cmath>
-#include <string>
 
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_case.h"
 #include "kv_codec/kv_mlx_native_reference.h"
 #include "refused_call.h"

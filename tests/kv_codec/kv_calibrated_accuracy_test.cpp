@@ -1,12 +1,9 @@
 // What a calibration of rows with two scales is worth: squared errors in the metric of their
 // readers' second moments, plain against calibrated, on correlated rows.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
 #include <iostream>
 #include <numbers>
 
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_codec_reference.h"
 

@@ -1,8 +1,7 @@
 // kv_quantize with calibrations, and kv_transform: every bit from the documented arithmetic.
 #include <bit>
-#include <random>
-#include <string>
 
+#include "gyre_test.h"
 #include "kv_codec/calibrated_reference.h"
 #include "kv_codec/kv_codec_case.h"
 

@@ -1,9 +1,6 @@
 #include "kv_codec/kv_codec_case.h"
 
-#include <cmath>
-#include <limits>
-#include <random>
-
+#include "gyre_test.h"
 #include "subnormals.h"
 
 namespace gyre::test {

@@ -1,11 +1,7 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_reference.h"
 #include "kv_copy/kv_copy_case.h"
 

@@ -1,6 +1,5 @@
-#include <algorithm>
-#include <string>
 
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_case.h"
 
 namespace gyre::test {

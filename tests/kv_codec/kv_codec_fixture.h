@@ -1,12 +1,6 @@
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <random>
-#include <span>
-#include <vector>
-
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 
 namespace gyre::test {

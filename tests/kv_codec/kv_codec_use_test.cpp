@@ -1,10 +1,7 @@
 // What callers of the codec rely on beyond the bytes of one call, which op_test compares.
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "expect_error.h"
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 
 namespace gyre::test {

@@ -1,15 +1,9 @@
 // Input that breaks a careless codec: zeros, sizes whose squares leave f32, values that are not
 // finite.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <limits>
-#include <map>
-#include <string>
 
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_codec_reference.h"
 

@@ -1,10 +1,7 @@
 #pragma once
 // One half of a KV cache as bytes, written by the reference, and what it holds in the clear.
 
-#include <functional>
-#include <random>
-#include <vector>
-
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_case.h"
 
 namespace gyre::test {

@@ -1,8 +1,6 @@
 // kv_quantize and kv_dequantize over the mlx-native formats: codes and norms bit for bit,
 // decoded values to within their last places.
-#include <cmath>
-#include <random>
-
+#include "gyre_test.h"
 #include "kv_codec/kv_memory.h"
 #include "kv_codec/kv_mlx_native_reference.h"
 

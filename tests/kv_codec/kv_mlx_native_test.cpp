@@ -3,12 +3,7 @@
 // value lies that close to a midpoint.
 #include "abi/kv_mlx_native.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <string>
-
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_mlx_native_reference.h"
 

@@ -1,8 +1,6 @@
-#include <limits>
-#include <string>
-#include <utility>
 
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "refused_call.h"
 
 namespace gyre::test {

@@ -1,12 +1,9 @@
 // The scales of keys and values against those that might have been: error of attention outputs, in
 // double precision over decoded caches whose rows are given other lengths. docs/kv_formats.md
 // quotes the same with more caches.
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <iostream>
-#include <string>
 
+#include "gyre_test.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "kv_codec/kv_codec_reference.h"
 

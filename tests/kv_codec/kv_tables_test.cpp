@@ -1,18 +1,11 @@
 // The shipped tables are what their derivation gives.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
 #include <iomanip>
 #include <ostream>
-#include <set>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "abi/kv_codec.h"
 #include "abi/kv_mlx_native.h"
 #include "format_classes.h"
+#include "gyre_test.h"
 #include "kv_codec/kv_mlx_native_reference.h"
 
 namespace gyre::test {

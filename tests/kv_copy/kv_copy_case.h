@@ -1,10 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
+#include "gyre_test.h"
 #include "op_case.h"
 #include "reference.h"
 

@@ -1,6 +1,5 @@
-#include <string>
-#include <utility>
 
+#include "gyre_test.h"
 #include "kv_copy/kv_copy_case.h"
 #include "rounding.h"
 

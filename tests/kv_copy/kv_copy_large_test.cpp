@@ -1,10 +1,9 @@
 // Caches and sources beyond 2^32 elements. The memory is reserved, not filled: only the pages of
 // the few rows that a call touches become real. Where a 32-bit index would have landed must stay
 // zero.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,13 +1,10 @@
 // The Metal backend's host side on whatever driver there is: the stand-in on Linux, Apple's on a
 // Mac.
-#include <gtest/gtest.h>
-
-#include <optional>
 #include <thread>
-#include <vector>
 
 #include "expect_error.h"
 #include "gpu_rules.h"
+#include "gyre_test.h"
 #include "metal/test_kernels.h"
 #include "test_device.h"
 

@@ -1,13 +1,9 @@
 // What the Metal backend says when memory, the compiler or the GPU fails.
-#include <gtest/gtest.h>
-
 #include <chrono>
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "metal/test_kernels.h"
 #include "metal_host/standin_driver.h"
 #include "tensor_bytes.h"

@@ -1,13 +1,9 @@
 // Devices that are closed with work in flight, memory that work holds, children of fork().
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include "child_process.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "metal/test_kernels.h"
 #include "metal_host/standin_driver.h"
 #include "tensor_bytes.h"

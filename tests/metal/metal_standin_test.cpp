@@ -1,12 +1,8 @@
 // The stand-in refuses what Metal refuses, and the texts of the library's kernels are whole.
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <regex>
-#include <set>
-#include <string>
 
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "metal/device.h"
 #include "metal/kernels.h"
 #include "metal/sources.h"

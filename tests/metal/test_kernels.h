@@ -2,11 +2,7 @@
 // Kernels for tests of the Metal backend, as MSL text and as the host kernels that the stand-in
 // runs in its place: arithmetic on bytes whose order shows in the result.
 
-#include <cstdint>
-
-#include "gyre/custom_kernel.h"
-#include "gyre/device.h"
-#include "gyre/encoder.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

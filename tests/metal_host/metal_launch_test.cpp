@@ -1,17 +1,12 @@
 // What Metal kernels ask of a GPU: bytes of the cache, threads, threadgroup memory.
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "abi/attention_plan.h"
 #include "abi/hadamard.h"
 #include "abi/kv_dequantize.h"
 #include "abi/kv_feedback.h"
 #include "abi/rope_append.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "metal/kernels.h"
 #include "metal/kernels/attention_layout.h"
 #include "metal_host/host_kernel.h"

@@ -1,8 +1,6 @@
 // kv_write and kv_page_copy against pages that the reference writes.
-#include <random>
-#include <string>
-
 #include "abi/write.h"
+#include "gyre_test.h"
 #include "op_case.h"
 #include "pages/page_memory.h"
 

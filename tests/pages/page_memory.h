@@ -1,9 +1,7 @@
 #pragma once
 // Pages as bytes, laid out from docs/kv_formats.md and written by the reference.
 
-#include <random>
-#include <vector>
-
+#include "gyre_test.h"
 #include "kv_codec/kv_memory.h"
 
 namespace gyre::test {

@@ -1,12 +1,9 @@
 #include "pages/paged_attention_case.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <memory>
 #include <numeric>
 
 #include "attention/attention_expected.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -2,18 +2,9 @@
 // Sequences with keys, values and queries by position, put into pages by kv_write and attended to
 // in any order, company and cut.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <map>
 #include <numeric>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "pages/page_memory.h"
 
 namespace gyre::test {

@@ -1,12 +1,8 @@
 // How near the sines and cosines come at every position. The inputs are (1, 0) and (1, -1), so the
 // first head's outputs are the cosines and sines themselves.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <complex>
-#include <string>
-#include <vector>
 
+#include "gyre_test.h"
 #include "rope/rope_fixture.h"
 #include "rope/rope_reference.h"
 

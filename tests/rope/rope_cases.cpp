@@ -1,7 +1,5 @@
-#include <algorithm>
-#include <limits>
-#include <string>
 
+#include "gyre_test.h"
 #include "rope/rope_case.h"
 
 namespace gyre::test {

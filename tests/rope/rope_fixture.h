@@ -1,13 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdint>
-#include <random>
-#include <vector>
-
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 #include "reference.h"
 #include "tensor_bytes.h"

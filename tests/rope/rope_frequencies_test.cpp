@@ -1,15 +1,8 @@
 // rope_frequencies against the definitions of Hugging Face transformers (modeling_rope_utils),
 // written anew here, against numbers computed with 60 digits from the configs of published models,
 // and against what each scaling promises in words.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "expect_error.h"
-#include "gyre/rope.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,6 +1,5 @@
-#include <cmath>
-#include <string>
 
+#include "gyre_test.h"
 #include "rope/rope_case.h"
 
 namespace gyre::test {

@@ -1,8 +1,6 @@
 #include "rope/rope_operands.h"
 
-#include <limits>
-#include <random>
-
+#include "gyre_test.h"
 #include "rope/rope_reference.h"
 
 namespace gyre::test {

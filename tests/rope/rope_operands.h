@@ -1,10 +1,7 @@
 #pragma once
 // The operands of a RopeCase and what they hold before the call.
 
-#include <array>
-#include <cstdint>
-#include <vector>
-
+#include "gyre_test.h"
 #include "rope/rope_case.h"
 
 namespace gyre::test {

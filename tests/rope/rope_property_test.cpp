@@ -1,9 +1,7 @@
 // What rotations must do whatever the numbers are.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <numeric>
 
+#include "gyre_test.h"
 #include "rope/rope_fixture.h"
 
 namespace gyre::test {

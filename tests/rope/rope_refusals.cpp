@@ -1,6 +1,5 @@
-#include <cmath>
-#include <limits>
 
+#include "gyre_test.h"
 #include "rope/rope_refusal.h"
 
 namespace gyre::test {

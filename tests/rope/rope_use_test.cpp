@@ -1,12 +1,7 @@
 // Ways of calling rope and norm_rope that a model's code takes: packed projections, frequencies of
 // every origin, many calls in one list, and what the device says about it all.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cmath>
-#include <cstdint>
-
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "rope/rope_fixture.h"
 #include "rope/rope_reference.h"
 

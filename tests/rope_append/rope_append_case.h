@@ -1,9 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
+#include "gyre_test.h"
 #include "kv_copy/kv_copy_case.h"
 #include "op_case.h"
 

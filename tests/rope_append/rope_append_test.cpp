@@ -1,13 +1,8 @@
 // rope_append leaves the bits that rope (or norm_rope) and kv_write or append leave on the same
 // device, with angles and norms as models have them; through KvCache and KvBatch, too.
-#include <gtest/gtest.h>
-
-#include <random>
-#include <string>
-
 #include "device_setups.h"
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 #include "reference.h"
 

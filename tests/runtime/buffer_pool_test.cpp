@@ -1,15 +1,11 @@
 #include "runtime/buffer_pool.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstring>
-#include <map>
 #include <mutex>
-#include <random>
 #include <thread>
 
 #include "expect_error.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

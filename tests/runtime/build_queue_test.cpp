@@ -1,14 +1,12 @@
 #include "runtime/build_queue.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <future>
-#include <set>
 #include <stdexcept>
 
+#include "gyre_test.h"
 #include "runtime/cpu_quota.h"
 
 #if defined(__linux__)

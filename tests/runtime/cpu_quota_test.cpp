@@ -1,12 +1,9 @@
 // Limits of containers, read from folders made here.
 #include "runtime/cpu_quota.h"
 
-#include <gtest/gtest.h>
-
 #include <fstream>
-#include <string>
 
-#include "gyre/device.h"
+#include "gyre_test.h"
 
 namespace gyre {
 namespace {

@@ -1,14 +1,10 @@
 #include "gyre/custom_kernel.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cstring>
-#include <optional>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 #include "test_device.h"
 

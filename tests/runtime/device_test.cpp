@@ -1,17 +1,11 @@
 #include "gyre/device.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstdlib>
-#include <map>
-#include <optional>
-#include <string>
 #include <thread>
 
 #include "cpu/device.h"
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "ops/table.h"
 #include "runtime/cpu_quota.h"
 #include "runtime/test_kernels.h"

@@ -1,12 +1,6 @@
 #include "gyre/dtype.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <random>
-
-#include "gyre/error.h"
+#include "gyre_test.h"
 #include "reference.h"
 #include "rounding.h"
 

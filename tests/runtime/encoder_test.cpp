@@ -1,13 +1,9 @@
 #include "gyre/encoder.h"
 
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/write.h"
+#include "gyre_test.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {

@@ -1,13 +1,12 @@
 #include "cpu/executor.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
-#include "gyre/error.h"
+#include "gyre_test.h"
 #include "runtime/probe.h"
 
 namespace gyre::test {

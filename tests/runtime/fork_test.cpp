@@ -1,17 +1,11 @@
 // A child of fork(): the device of its parent refuses, at once; a device of its own works.
-#include <gtest/gtest.h>
-
 #include <atomic>
-#include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "child_process.h"
 #include "expect_error.h"
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

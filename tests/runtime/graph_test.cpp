@@ -1,11 +1,9 @@
 #include "gyre/graph.h"
 
-#include <gtest/gtest.h>
-
 #include <thread>
-#include <vector>
 
 #include "expect_error.h"
+#include "gyre_test.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {

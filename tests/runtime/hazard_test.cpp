@@ -1,10 +1,6 @@
 #include "runtime/hazard.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <random>
-#include <vector>
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,12 +1,9 @@
 // write_from and read_to on memory that the host cannot reach, by a device that only pretends.
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <numeric>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/device.h"
+#include "gyre_test.h"
 #include "runtime/buffer_pool.h"
 #include "runtime/device_impl.h"
 

@@ -1,5 +1,4 @@
 // DeviceOptions::poll ends a list, and what it ran on stays usable.
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +12,7 @@
 #include "cpu/kernels.h"
 #include "expect_error.h"
 #include "folder.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "ops/cache_ops.h"
 
 namespace gyre::test {

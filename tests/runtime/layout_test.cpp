@@ -1,12 +1,7 @@
 #include "runtime/layout.h"
 
-#include <gtest/gtest.h>
-
-#include <random>
-#include <set>
-
 #include "expect_error.h"
-#include "gyre/device.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

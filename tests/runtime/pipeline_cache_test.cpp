@@ -1,12 +1,7 @@
 #include "runtime/pipeline_cache.h"
 
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <vector>
-
 #include "abi/kernels.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "runtime/recorder.h"
 
 namespace gyre::test {

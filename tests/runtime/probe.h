@@ -1,17 +1,12 @@
 #pragma once
 // Hand-built command lists whose tasks note when they ran.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <random>
-#include <vector>
 
 #include "cpu/device.h"
 #include "cpu/executor.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 

@@ -2,11 +2,7 @@
 // Random programs over overlapping bytes of a few memories, which list after list of commands and a
 // plain interpreter must run alike.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <random>
-#include <vector>
+#include "gyre_test.h"
 
 namespace gyre::test {
 

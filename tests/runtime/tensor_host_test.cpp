@@ -1,12 +1,8 @@
 // Host access to tensors, and memory that the caller owns.
-#include <gtest/gtest.h>
-
 #include <numeric>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/device.h"
-#include "gyre/tensor.h"
+#include "gyre_test.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {

@@ -1,12 +1,10 @@
 #include "gyre/tensor.h"
 
-#include <gtest/gtest.h>
-
 #include <numeric>
 #include <sstream>
 
 #include "expect_error.h"
-#include "gyre/device.h"
+#include "gyre_test.h"
 #include "runtime/internals.h"
 
 namespace gyre::test {

@@ -3,11 +3,8 @@
 // for, one of them late if it likes. The order of two commands that touch the same bytes shows in
 // the result.
 
-#include <cstdint>
-
 #include "cpu/device.h"
-#include "gyre/device.h"
-#include "gyre/encoder.h"
+#include "gyre_test.h"
 #include "runtime/recorder.h"
 
 namespace gyre::test {

@@ -1,7 +1,5 @@
 #include "gyre/trace.h"
 
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <locale>
 #include <nlohmann/json.hpp>
@@ -9,7 +7,7 @@
 #include <thread>
 
 #include "expect_error.h"
-#include "gyre/write.h"
+#include "gyre_test.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {

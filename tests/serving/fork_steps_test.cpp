@@ -1,10 +1,7 @@
 // Sequences that share pages step together, in pools of exactly the pages that they need. Which
 // pages that are says a plain model: a page that a step writes has one holder afterwards, a page
 // that a window has left is gone, all other pages stay shared.
-#include <array>
-#include <memory>
-#include <set>
-
+#include "gyre_test.h"
 #include "runtime/internals.h"
 #include "serving/pool_state.h"
 #include "serving/serving_fixture.h"

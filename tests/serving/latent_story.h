@@ -2,14 +2,9 @@
 // Latent layers of KvCache and KvPool: sequences that a model would have, and what attention must
 // give, in double precision over the rows as they are stored.
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <random>
-
 #include "attention/attention_reference.h"
 #include "cpu/attention/isa/kernels.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 #include "test_device.h"
 

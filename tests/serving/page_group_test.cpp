@@ -1,11 +1,7 @@
 // Holders of pages, and the index of prefixes, without a device.
 #include "serving/page_group.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <vector>
-
+#include "gyre_test.h"
 #include "serving/prefix_index.h"
 
 namespace gyre::test {

@@ -2,15 +2,10 @@
 // Sequences whose keys, values and queries follow from their tokens alone, as a model's would: the
 // same tokens must give the same bits, whoever computes them and with whom.
 
-#include <gtest/gtest.h>
-
 #include <bit>
-#include <random>
-#include <span>
-#include <vector>
 
 #include "expect_error.h"
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "numbers.h"
 
 namespace gyre::test {

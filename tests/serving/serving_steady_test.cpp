@@ -1,11 +1,8 @@
 // A step in the steady state allocates nothing: every call of operator new is counted.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "stress/failing_memory.h"
 
 namespace gyre::test {

@@ -3,15 +3,7 @@
 // for want of memory, once or several times: it is then made again, and must find everything as it
 // was.
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 #include "stress/failing_memory.h"
 
 namespace gyre::test {

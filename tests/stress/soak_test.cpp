@@ -1,6 +1,5 @@
 // Decode steps without end: the same conversation again and again gives the same bits, and takes no
 // more memory. GYRE_SOAK_STEPS says how many, or GYRE_SOAK_SECONDS for how long.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,9 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <random>
 
-#include "gyre/gyre.h"
+#include "gyre_test.h"
 
 namespace gyre::test {
 namespace {

@@ -1,5 +1,4 @@
 // The gyre tool as people and scripts use it: exit status, what it says and where, valid JSON.
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -7,8 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
+
+#include "gyre_test.h"
 
 namespace {
 

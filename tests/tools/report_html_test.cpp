@@ -1,14 +1,8 @@
 // The page of `gyre compare`: well-formed and complete, whatever the figures are.
 #include "report_html.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "compare_table.h"
+#include "gyre_test.h"
 #include "svg_chart.h"
 
 namespace gyre::tools {
