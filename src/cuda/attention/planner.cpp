@@ -93,8 +93,7 @@ class Planner {
   // few rows are not taken by a kernel for more.
   uint32_t own_rows(uint32_t rows) const {
     const bool tq4 = p_.k.format == abi::kTq4 || p_.v.format == abi::kTq4;
-    const bool levels = abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
-    const uint64_t few = !levels ? 8 : (tq4 ? 4 : kDecodeRows);
+    const uint64_t few = !levels() ? 8 : (tq4 ? 4 : kDecodeRows);
     return rows > few ? static_cast<uint32_t>(few / group() * group()) : 0;
   }
   // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
@@ -102,8 +101,7 @@ class Planner {
     const uint64_t rows = p_.max_query_length * group();
     for (const uint32_t gpu : {kManyRowsDrafts2, kManyRowsDrafts}) {
       if (gpu == kManyRowsDrafts2 && rows <= kDraftRows) continue;
-      const abi::AttentionRowsSpec s =
-          abi::attention_rows_spec(p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim, gpu);
+      const abi::AttentionRowsSpec s = rows_spec(gpu);
       if (!has_many_rows_(spec_key(s), limits_) || !lists_pages() || !codes_together()) continue;
       const DraftsLayout layout =
           drafts_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, draft_groups(gpu));
@@ -121,8 +119,7 @@ class Planner {
   }
   // What attention_drafts does not take, or another GPU.
   abi::AttentionPlan many_rows_drafts() const {
-    const abi::AttentionRowsSpec s = abi::attention_rows_spec(
-        p_.k.format, p_.v.format, p_.k.head_dim, p_.v.head_dim, many_rows_gpu(limits_, true));
+    const abi::AttentionRowsSpec s = rows_spec(many_rows_gpu(limits_, true));
     abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     if (!lists_pages() || !takes_many_rows(s)) return plan;
     const uint32_t blocks =
@@ -156,6 +153,9 @@ class Planner {
            same(p_.v) && lists_pages();
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
+  bool levels() const {
+    return abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
+  }
 
   // attention_many_rows takes queries that its operands hold: of K's own type, bf16 as f16, and
   // over levels all, which rotation rounds anyway.
@@ -255,8 +255,7 @@ class Planner {
   // attention_decode takes few rows, over levels more, in several blocks.
   bool takes_few_rows() const {
     constexpr uint64_t kMaxHeads = 65535, kMaxKeys = uint64_t{1} << 30;
-    const bool levels = abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
-    return rows_ <= (levels ? kGroupRows : kDecodeRows) && p_.tree_mask == 0 &&
+    return rows_ <= (levels() ? kGroupRows : kDecodeRows) && p_.tree_mask == 0 &&
            p_.kv_heads <= kMaxHeads && p_.capacity != 0 && p_.capacity <= kMaxKeys &&
            p_.addresses % 16 == 0 && copies_16_bytes(p_.k) && copies_16_bytes(p_.v);
   }

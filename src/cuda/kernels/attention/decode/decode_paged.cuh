@@ -287,11 +287,11 @@ class PagedBlock {
       set_of(fold, lane_weights, sums, set, invalid);
       PhaseBarrier* const turn = turns(number, set);
       if (nth != 0) wait_for_phase(&turn[(nth - 1) % kTurns], (nth - 1) / kTurns % 2);
-      if (!begins) add_behind(group_fold(number, set), fold);
+      if (!begins) fold.follow(group_fold(number, set));
       if (!ends) {
         fold.put(group_fold(number, set));
       } else {
-        if (from_first && group != 0) add_behind(item_fold(number, set), fold);
+        if (from_first && group != 0) fold.follow(item_fold(number, set));
         if (!from_first) {
           fold.put(state_at(run, group, set));
         } else if (!last) {
@@ -304,13 +304,6 @@ class PagedBlock {
       }
       if (!last) arrive_warp(&turn[nth % kTurns]);
     }
-  }
-  // `fold` becomes what lies in memory, and it behind that.
-  static void add_behind(const unsigned char* place, Set& fold) {
-    Set all;
-    all.get(place);
-    all.add(fold);
-    fold = all;
   }
   // Sums of a set: an index that the compiler knows keeps them in registers.
   template <uint32_t kSet = 0>
@@ -335,12 +328,7 @@ class PagedBlock {
   void finish_set(uint32_t number, uint32_t set, const Set& fold) {
     __syncwarp();
     fold.put_rows(item_fold(number, set));
-    SoftmaxState* const states = row_states(number, slice());
-#pragma unroll
-    for (uint32_t r = 0; r < Set::kSetRows; ++r) {
-      const SoftmaxState state = fold.row_state(r);
-      if (lane() == r) states[set * Set::kSetRows + r] = state;
-    }
+    fold.put_states(row_states(number, slice()) + set * Set::kSetRows);
     if (lane() == 0) atomicOr(&state_.finished, 1u << number);
   }
   SoftmaxState* row_states(uint32_t run, uint32_t of_slice) const {
@@ -360,26 +348,11 @@ class PagedBlock {
   }
   void write_row(uint32_t number, uint32_t row, uint32_t part) {
     constexpr uint32_t kDim = Traits::kRowDim;
-    const unsigned char* const rows =
-        slot(number) + kLayout.slot.item + row / Set::kSetRows * Set::kSetBytes;
-    const SoftmaxState state = row_states(number, 0)[row];
+    const SoftmaxState* const states = row_states(number, 0);
     float x[kDim / kWarp];
-#pragma unroll
-    for (uint32_t c = 0; c < kDim / kWarp; ++c) {
-      const uint32_t column = lane() + c * kWarp, of = column / Set::kColumns;
-      x[c] = 0;
-      if (c * kWarp < kPerKey * Set::kColumns &&
-          (Set::kColumns % kWarp == 0 || column < Set::kColumns))
-        x[c] = reinterpret_cast<const float*>(
-            rows +
-            of * (Set::kSets *
-                  Set::kSetBytes))[row % Set::kSetRows * Set::kPitch + column % Set::kColumns];
-      // Warps that share keys may have references of their own.
-      if (kPerKey > 1 && of != 0 && state.sum != 0)
-        x[c] *= exp2_fast(row_states(number, of)[row].max - state.max);
-    }
+    Set::read_row(slot(number) + kLayout.slot.item, states, row, x);
     RowTarget target = item_row_target<Traits>(p_, state_.runs[number], args_, row);
-    store_row<Traits>(target, p_.partial == abi::kAttentionStates, part, state, x);
+    store_row<Traits>(target, p_.partial == abi::kAttentionStates, part, states[row], x);
   }
 
   // Work items of several blocks: only the first and the last run of those at hand can be of one.

@@ -115,8 +115,8 @@ inline uint32_t warp_index() { return __shfl_sync(kAll, threadIdx.x / kWarp, 0);
 using DecodeWalk = abi::KvWalk<uint32_t>;
 using DecodeBounds = abi::RowBounds<int32_t>;
 
-// Keys that all rows see, of those that some row sees. Bounds grow with the token: the first token's
-// begin and the last one's end contain all.
+// Keys that all rows see, of those that some row sees. Bounds grow with the token: the first
+// token's begin and the last one's end contain all.
 struct CommonKeys {
   uint32_t all;            // 1: they are the same
   uint32_t first, starts;  // else a whole stage of them begins at so many keys from `first` on

@@ -86,6 +86,14 @@ struct RowSet {
       x[i / 4][i % 4] = __fmul_rn(from.sums[set][i / 4][i % 4], unit);
   }
 
+  // Behind the older keys of a fold in memory.
+  void follow(const unsigned char* place) {
+    RowSet all;
+    all.get(place);
+    all.add(*this);
+    *this = all;
+  }
+
   // To and from memory: [vector][lane], then the states of the lanes' rows.
   float4 states() const {
     return make_float4(reference[0], sum[0], reference[kLaneRows - 1], sum[kLaneRows - 1]);
@@ -138,6 +146,30 @@ struct RowSet {
       of = i == 0 ? reference[0] : reference[1], all = i == 0 ? sum[0] : sum[1];
     of = __shfl_sync(kAll, of, source), all = __shfl_sync(kAll, all, source);
     return {all == 0 ? minus_infinity() : of, all};
+  }
+  void put_states(SoftmaxState* to) const {
+#pragma unroll
+    for (uint32_t r = 0; r < kSetRows; ++r) {
+      const SoftmaxState state = row_state(r);
+      if (lane() == r) to[r] = state;
+    }
+  }
+  // A row of the sets of all warps that share keys, from put_rows and put_states: lane i has
+  // coordinates i + 32 c. The warps may have references of their own: the first one's count.
+  static void read_row(const unsigned char* sets, const SoftmaxState* states, uint32_t row,
+                       float (&to)[Traits::kRowDim / kWarp]) {
+    constexpr uint32_t kWarps = Traits::kWarpsPerKey;
+    const unsigned char* const rows = sets + row / kSetRows * kSetBytes;
+#pragma unroll
+    for (uint32_t c = 0; c < Traits::kRowDim / kWarp; ++c) {
+      const uint32_t column = lane() + c * kWarp, of = column / kColumns;
+      to[c] = 0;
+      if (c * kWarp < kWarps * kColumns && (kColumns % kWarp == 0 || column < kColumns))
+        to[c] = reinterpret_cast<const float*>(
+            rows + of * (kSets * kSetBytes))[row % kSetRows * kPitch + column % kColumns];
+      if (kWarps > 1 && of != 0 && states[row].sum != 0)
+        to[c] *= exp2_fast(states[of * Traits::kRows + row].max - states[row].max);
+    }
   }
 };
 
