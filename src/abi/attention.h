@@ -135,12 +135,11 @@ constexpr uint32_t kv_page_inverse(uint32_t page_tokens) {
 // Which sequences of a batch a command takes: those with as many (token, query head) rows of a KV
 // head, from the lower 16 bits to the upper. Prompts, and what the caller marks as one, have 65535.
 // Commands for `decode` and `prompt` take all of a batch, or, where a device has a kernel for draft
-// tokens, those for `few_rows`, `drafts` and `many_rows`.
+// tokens, those for fewer rows than its plan says, for `drafts` and for `many_rows`.
 enum class AttentionPhase : uint32_t {
   all = 0,  // no upper bound
   decode = 16 << 16,
   prompt = 0xFFFF0000 | 17,
-  few_rows = 8 << 16,
   drafts = 64 << 16 | 9,
   many_rows = 0xFFFF0000 | 65
 };

@@ -10,8 +10,9 @@
 
 namespace gyre::abi {
 
-// Splits fold to a group, groups to a work item.
-GYRE_CONSTANT uint32_t kGroupSplits = 4;
+// Splits fold to a group, groups to a work item. Larger groups than the smallest, which long
+// sequences have, are cut finer: one of them alone should keep all warps of a block busy.
+GYRE_CONSTANT uint32_t kGroupSplitsShift = 2, kLargeGroupSplitsShift = 3;
 
 // Splits are numbered from the sequence's first key on: split i is keys [i << shift, i + 1 <<
 // shift).
@@ -24,7 +25,8 @@ struct AttentionRun {
   uint32_t first, count;          // splits of this block
   uint32_t item_first, item_end;  // splits of the work item, at least one
   uint32_t area;                  // block that has the work item's first split
-  uint32_t shift_and_valid;       // shift, + 256: the sequence's numbers make sense
+  uint8_t shift, group_shift;     // of a split; a group has 1 << group_shift splits
+  uint8_t valid, unused;          // 1: the sequence's numbers make sense
 };
 static_assert(sizeof(AttentionRun) == 64);
 

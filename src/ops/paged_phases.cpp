@@ -27,13 +27,14 @@ std::vector<PhasePlan> plan_by_rows(const Recording& recording, const char* op,
     require_latent_kernel(recording, op, problem, phases.front().plan);
     return phases;
   }
-  const uint32_t few_rows = abi::phase_max_rows(AttentionPhase::few_rows);
-  if (max_rows > few_rows) {
-    const bool few = fewest <= few_rows;
-    const uint32_t draft_rows = abi::phase_max_rows(AttentionPhase::drafts);
-    add(abi::phase_of_rows(few ? few_rows + 1 : 0, draft_rows), AttentionPhase::drafts);
-    if (phases.front().plan.drafts != 0) {
-      if (few) add(AttentionPhase::few_rows, AttentionPhase::few_rows);
+  if (max_rows >= abi::phase_fewest_rows(AttentionPhase::drafts)) {
+    add(AttentionPhase::drafts, AttentionPhase::drafts);
+    const uint32_t from = phases.front().plan.drafts;
+    if (from != 0 && max_rows >= from) {
+      const uint32_t draft_rows = abi::phase_max_rows(AttentionPhase::drafts);
+      const AttentionPhase fewer = abi::phase_of_rows(0, from - 1);
+      phases.front().phase = abi::phase_of_rows(fewest < from ? from : 0, draft_rows);
+      if (fewest < from) add(fewer, fewer);
       if (has_prefill || max_rows > draft_rows)
         add(AttentionPhase::many_rows, AttentionPhase::prompt);
       return phases;

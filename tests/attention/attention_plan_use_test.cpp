@@ -72,11 +72,11 @@ TEST(AttentionPlan, RecordingBuildsWhatItDispatches) {
 // one token: their bits must not depend on their chunks, nor on longer sequences of the batch.
 // Ahead of prompts over levels a command unpacks them.
 TEST(AttentionPlan, PromptsAreACommandOfTheirOwn) {
-  const auto kernels_of = [](bool prompts, uint64_t max_query_length, uint64_t min_query_length,
-                             KvFormat format = KvFormat::tq4) {
+  const auto kernels_of = [](bool prompts, uint64_t max_query_length, uint64_t min_query_length) {
     CudaPlans plans(kH200);
     const Device& device = plans.device();
-    const KvPages pages = KvPages::allocate(device, {format, format, 8, 128, 0, 64}, 64);
+    const KvPages pages =
+        KvPages::allocate(device, {KvFormat::tq4, KvFormat::tq4, 8, 128, 0, 64}, 64);
     const uint64_t tokens = 2 * max_query_length;
     const Tensor q = device.tensor(DType::bf16, {tokens, 32, 128});
     PagedAttentionInputs in{.q = q,
@@ -103,12 +103,11 @@ TEST(AttentionPlan, PromptsAreACommandOfTheirOwn) {
   EXPECT_EQ(kernels_of(false, 5, 5), drafts);
   EXPECT_EQ(kernels_of(true, 5, 5), drafts + " attention_many_rows");
   const std::string unpacked = " attention_many_rows attention_many_rows";
-  EXPECT_EQ(kernels_of(false, 512, 1, KvFormat::tq8), drafts + " " + decode + unpacked);
-  // Over tq4, single tokens beside sequences of two have a command of their own.
+  // Single tokens beside sequences of two have a command of their own.
   EXPECT_EQ(kernels_of(false, 512, 1), drafts + " " + decode + unpacked + " " + decode);
   EXPECT_EQ(kernels_of(false, 2, 1), decode + " " + decode);
   EXPECT_EQ(kernels_of(false, 2, 2), decode);
-  EXPECT_EQ(kernels_of(false, 2, 1, KvFormat::tq8), decode);
+  EXPECT_EQ(kernels_of(false, 4, 3), decode);
 }
 
 // Sink tokens and tail are splits of their own, behind those of the body; one merge takes them all.

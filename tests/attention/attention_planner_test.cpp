@@ -304,7 +304,6 @@ TEST(CudaPlanner, Pages) {
     EXPECT_EQ(plan.schedule.blocks, kH200.multiprocessors);
     EXPECT_EQ(plan.schedule.rows, rows);
     // Whole groups of splits, of a power of two of keys.
-    EXPECT_EQ(plan.schedule.group.fewest_keys % abi::kGroupSplits, 0u);
     EXPECT_EQ(std::popcount(plan.schedule.group.fewest_keys), 1);
     EXPECT_EQ(std::popcount(plan.schedule.group.max_splits), 1);
     // The states of a work item's groups for every block; no more for more sequences.
@@ -318,17 +317,33 @@ TEST(CudaPlanner, Pages) {
   };
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 1), 4);
   expect_rows(paged_problem(KvFormat::tq4, 32, 128, 2), 8);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 8);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 128, 512), 16);
   expect_rows(paged_problem(KvFormat::tq4, 16, 256, 512), 8);
   expect_rows(paged_problem(KvFormat::f16, 32, 128, 1), 8);
   expect_rows(paged_problem(KvFormat::f16, 32, 128, 512), 16);
   expect_rows(paged_problem(KvFormat::tq3, 32, 80, 1), 4);
-  // Over small formats, blocks of four rows take more keys at a time than larger ones: single
-  // tokens have them in every batch.
   expect_rows(paged_problem(KvFormat::tq4, 32, 64, 1), 4);
-  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 512), 4);
-  expect_rows(paged_problem(KvFormat::tq3, 32, 128, 2), 4);
+  expect_rows(paged_problem(KvFormat::tq4, 32, 64, 512), 16);
+  expect_rows(paged_problem(KvFormat::tq3, 32, 128, 2), 8);
   expect_rows(paged_problem(KvFormat::tq4, 64, 64, 512), 16);
+  // Up to four rows keys are cut, and over small formats taken, otherwise: single tokens have a
+  // command of their own in every batch.
+  EXPECT_EQ(plan_of(paged_problem(KvFormat::tq8, 32, 128, 1)).own_rows, 0u);
+  EXPECT_EQ(plan_of(paged_problem(KvFormat::tq8, 32, 128, 2)).own_rows, 4u);
+  EXPECT_EQ(plan_of(paged_problem(KvFormat::tq8, 24, 128, 2)).own_rows, 3u);
+  EXPECT_EQ(plan_of(paged_problem(KvFormat::tq8, 64, 128, 2)).own_rows, 0u);
+  EXPECT_EQ(plan_of(paged_problem(KvFormat::f16, 32, 128, 4)).own_rows, 8u);
+  // Drafts of as many rows as a block holds are decode's.
+  const auto drafts_from = [&](KvFormat format, uint32_t heads, uint32_t dim) {
+    abi::AttentionProblem of = paged_problem(format, heads, dim, 8);
+    of.phase = abi::AttentionPhase::drafts;
+    of.q_dtype = static_cast<uint32_t>(DType::f16);
+    return plan_of(of).drafts;
+  };
+  EXPECT_EQ(drafts_from(KvFormat::tq4, 32, 128), 17u);
+  EXPECT_EQ(drafts_from(KvFormat::f16, 32, 128), 17u);
+  EXPECT_EQ(drafts_from(KvFormat::tq4, 24, 256), 9u);
+  EXPECT_EQ(drafts_from(KvFormat::tq4, 256, 128), 9u);
   // Pages that a stage does not fit into.
   abi::AttentionProblem small = paged_problem(KvFormat::tq4, 32, 128, 1);
   small.page_tokens = 16;

@@ -84,17 +84,27 @@ class Planner {
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
     plan.scratch_floats = paged_scratch_floats(
         decode->v_format, HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, blocks);
-    plan.schedule = {decode_cut(p_.v.head_dim), blocks, decode->rows};
+    plan.schedule = {decode_cut(decode->rows), blocks, decode->rows};
     plan.own_rows = own_rows(decode->rows);
     return plan;
   }
-  // tq4 has another LevelForm up to four rows: sums that are rescaled in it are rounded otherwise.
-  // Up to eight rows over 16-bit keys, one MMA has the hi and the lo parts of queries. Tokens of so
-  // few rows are not taken by a kernel for more.
+  // Up to four rows keys are cut, taken and, tq4, unpacked otherwise than for more; up to eight
+  // rows over 16-bit keys, one MMA has the hi and the lo parts of queries. Tokens of so few rows
+  // are not taken by a kernel for more: bits must not follow the batch.
   uint32_t own_rows(uint32_t rows) const {
-    const bool tq4 = p_.k.format == abi::kTq4 || p_.v.format == abi::kTq4;
-    const uint64_t few = !levels() ? 8 : (tq4 ? 4 : kDecodeRows);
+    const uint64_t few = levels() ? 4 : 8;
     return rows > few ? static_cast<uint32_t>(few / group() * group()) : 0;
+  }
+  // Rows from which on attention_drafts is faster than decode: where a block of decode holds all
+  // rows of a KV head, it reads the keys once, too.
+  uint32_t draft_rows() const {
+    abi::AttentionProblem most = p_;
+    most.phase = abi::AttentionPhase::decode;
+    most.max_query_length = static_cast<uint32_t>(kDecodeRows / group());
+    const abi::AttentionPlan decode = Planner(most, limits_, has_, has_many_rows_).pages();
+    const bool all = decode.kernel == abi::AttentionKernel::attention_decode &&
+                     decode.schedule.rows >= most.max_query_length * group();
+    return all ? kDecodeRows + 1 : abi::phase_fewest_rows(abi::AttentionPhase::drafts);
   }
   // attention_drafts in blocks of 32 rows or, where a sequence may have more, of 64.
   abi::AttentionPlan drafts() const {
@@ -111,7 +121,7 @@ class Planner {
       plan.kernel = abi::AttentionKernel::attention_many_rows;
       plan.reduce = AttentionReduce::in_kernel;
       plan.scratch_floats = drafts_scratch_floats(layout, s.v_dim, blocks);
-      plan.drafts = 1;
+      plan.drafts = draft_rows();
       plan.schedule = {kDraftCut, blocks, layout.rows()};
       return plan;
     }
@@ -130,7 +140,7 @@ class Planner {
     plan.kernel = abi::AttentionKernel::attention_many_rows;
     plan.reduce = AttentionReduce::in_kernel;
     plan.scratch_floats = many_rows_scratch_floats(rows, s.v_dim, blocks);
-    plan.drafts = 1;
+    plan.drafts = draft_rows();
     plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows)};
     return plan;
   }
@@ -272,21 +282,13 @@ class Planner {
     return decode_keys(p_.k.format, p_.v.format, HeadDims(p_.k.head_dim, p_.v.head_dim),
                        static_cast<uint32_t>(rows), kDecodePages);
   }
-  // Rows of a block at most. Over pages, where other blocks take other numbers of keys at a time,
-  // those of a single token also for the sequences beside it: its bits must not follow the batch.
-  uint64_t block_rows() const {
-    const uint64_t max_rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_);
-    if (p_.sequences == 0) return max_rows;
-    const uint64_t single = decode_block_rows(p_.v.format, p_.v.head_dim, group());
-    return page_keys(single) == page_keys(max_rows) ? max_rows : single;
-  }
-
   // Fewer rows to a block than there could be where shared memory does not hold them.
   Decode find_decode(uint32_t cluster) const {
     const bool one_dim = p_.k.head_dim == p_.v.head_dim;
     if (!one_dim && p_.v.head_dim % 16 != 0) return {};
     const uint64_t step = abi::kv_is_compressed(p_.v.format) ? 4 : 8;
-    for (uint64_t rows = block_rows(); rows >= step; rows -= step) {
+    for (uint64_t rows = decode_block_rows(p_.v.format, p_.v.head_dim, rows_); rows >= step;
+         rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
       if (p_.sequences != 0) spec.paged = p_.page_tokens % page_keys(rows) == 0 ? 2 : 1;

@@ -11,8 +11,8 @@ constexpr uint32_t kScheduleThreads = 256;
 
 enum ScheduleArg : uint32_t { list_schedule, list_lengths, list_begins, list_prompts, list_tails };
 
-// What a work item and a group cost beside their keys, in keys.
-constexpr uint32_t kItemCost = 100, kGroupCost = 32 * abi::kGroupSplits;
+// What a work item and a split cost beside their keys, in keys.
+constexpr uint32_t kItemCost = 100, kSplitCost = 32;
 
 // 32 bits where they are enough: a 64-bit division takes ten times as long.
 constexpr uint64_t divide_cost(uint64_t a, uint64_t b) {
@@ -36,23 +36,26 @@ struct SequenceWork {
   bool valid;
   uint32_t begin, end;            // keys that some query sees
   uint32_t shift, first, groups;  // groups of 1 << shift keys; at least one
+  uint32_t group_shift;           // splits of a group
   uint32_t items;                 // of a KV head; 0: another command's, or nothing to do
+
+  constexpr uint64_t group_cost() const { return uint64_t{kSplitCost} << group_shift; }
 
   // Where group i begins in the cost of its work item.
   constexpr uint64_t start(uint32_t i) const {
     if (i == 0) return 0;
     const uint64_t key = static_cast<uint64_t>(first + i) << shift;
-    return kItemCost + key - begin + uint64_t{i} * kGroupCost;
+    return kItemCost + key - begin + i * group_cost();
   }
   // The first group that begins at `into` or later; `groups`: none does.
   constexpr uint32_t group_from(uint64_t into) const {
     if (into == 0) return 0;
-    const uint64_t second = start(1), each = (uint64_t{1} << shift) + kGroupCost;
+    const uint64_t second = start(1), each = (uint64_t{1} << shift) + group_cost();
     const uint64_t group = into <= second ? 1 : 1 + divide_cost(into - second + each - 1, each);
     return group < groups ? static_cast<uint32_t>(group) : groups;
   }
   constexpr uint64_t item_cost() const {
-    return kItemCost + uint64_t{end - begin} + uint64_t{groups} * kGroupCost;
+    return kItemCost + uint64_t{end - begin} + groups * group_cost();
   }
 };
 
@@ -85,6 +88,9 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
   work.begin = static_cast<uint32_t>(begin);
   work.end = static_cast<uint32_t>(end > begin ? end : begin);
   work.shift = cut_shift(params.group, work.length);
+  work.group_shift = uint64_t{1} << work.shift > params.group.fewest_keys
+                         ? abi::kLargeGroupSplitsShift
+                         : abi::kGroupSplitsShift;
   work.first = work.begin >> work.shift;
   const uint32_t behind = (work.end + (1u << work.shift) - 1) >> work.shift;
   work.groups = work.end > work.begin ? behind - work.first : 1;
@@ -236,8 +242,7 @@ class Scheduler {
   abi::AttentionRun describe(const RunCursor& c, uint32_t end) const {
     const SequenceWork& w = c.work;
     const abi::ItemRows rows = abi::item_rows(w.tokens, p_.call.group, p_.rows, c.item);
-    const uint32_t shift = w.shift - 2;  // of a split
-    static_assert(abi::kGroupSplits == 4);
+    const uint32_t shift = w.shift - w.group_shift;  // of a split
     abi::AttentionRun run = {};
     run.sequence = c.sequence, run.kv_head = c.kv_head;
     run.first_row = rows.first, run.rows = rows.count;
@@ -247,12 +252,14 @@ class Scheduler {
     run.item_first = w.begin >> shift;
     const uint32_t behind = (w.end + (1u << shift) - 1) >> shift;
     run.item_end = behind > run.item_first ? behind : run.item_first + 1;
-    const uint32_t from = (w.first + c.group) * abi::kGroupSplits;
-    const uint32_t to = (w.first + end) * abi::kGroupSplits;
+    const uint32_t from = (w.first + c.group) << w.group_shift;
+    const uint32_t to = (w.first + end) << w.group_shift;
     run.first = from > run.item_first ? from : run.item_first;
     run.count = (to < run.item_end ? to : run.item_end) - run.first;
     run.area = c.area;
-    run.shift_and_valid = shift | (w.valid ? 256u : 0u);
+    run.shift = static_cast<uint8_t>(shift);
+    run.group_shift = static_cast<uint8_t>(w.group_shift);
+    run.valid = w.valid ? 1 : 0;
     return run;
   }
 

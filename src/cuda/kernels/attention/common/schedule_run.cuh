@@ -49,10 +49,10 @@ struct RunGroups {
   uint32_t first, end, all;  // of the run; of the work item
 
   explicit RunGroups(const abi::AttentionRun& run) {
-    const uint32_t base = run.item_first / abi::kGroupSplits;
-    first = optimization_barrier(run.first / abi::kGroupSplits - base);
-    end = optimization_barrier((run.first + run.count - 1) / abi::kGroupSplits + 1 - base);
-    all = (run.item_end - 1) / abi::kGroupSplits + 1 - base;
+    const uint32_t shift = run.group_shift, base = run.item_first >> shift;
+    first = optimization_barrier((run.first >> shift) - base);
+    end = optimization_barrier(((run.first + run.count - 1) >> shift) + 1 - base);
+    all = ((run.item_end - 1) >> shift) + 1 - base;
   }
   bool whole() const { return first == 0 && end == all; }
 };

@@ -202,7 +202,7 @@ constexpr uint32_t decode_rows_in_registers(uint32_t k, uint32_t v, uint32_t dim
     if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
     // At 256 some spill: they cost less than reading the keys again for further rows.
     if (count_scale_blocks(dim) > 2 || dim == 512 || !abi::kv_is_native(k)) return 4;
-    return dim == 64 ? kDecodeRows : 8;
+    return dim == 64 || dim == 128 ? kDecodeRows : 8;
   }
   if (is_round_dim(dim)) return kDecodeRows;
   if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
@@ -236,12 +236,12 @@ constexpr uint32_t kDecodeFewestStages = 2, kDecodeMaxStages = 4;
 constexpr uint32_t row_tiles(uint32_t rows) { return (rows + 7) / 8; }
 
 // Pages: groups of splits of a sequence's keys (abi/attention_schedule.h), of a power of two of
-// keys. A split is so many keys that what a warp does once for each of them counts little, and so
-// few that warps get equal shares.
-constexpr abi::AttentionCut decode_cut(uint32_t head_dim) {
-  constexpr uint64_t kSplitKeys = 256, kGroups = 16;
-  (void)head_dim;
-  return {kSplitKeys * abi::kGroupSplits, kGroups};
+// keys. A split is so many keys that what a warp does once for each row of them counts little, and
+// so few that warps get equal shares.
+constexpr uint64_t kDecodeGroups = 16;
+constexpr abi::AttentionCut decode_cut(uint32_t rows) {
+  const uint64_t split_keys = rows > 4 ? 512 : 256;
+  return {split_keys << abi::kGroupSplitsShift, kDecodeGroups};
 }
 
 // Shared memory of a block, in this order: states, query operands, an f32 staging buffer (rows of

@@ -203,8 +203,8 @@ class PagedBlock {
         }
       }
       finish_split(number, split->nth,
-                   split->invalid != 0 || run.shift_and_valid < 256 || state_.stale[number] != 0,
-                   loop.lane, sums);
+                   split->invalid != 0 || run.valid == 0 || state_.stale[number] != 0, loop.lane,
+                   sums);
     }
     copy_wait<0>();
   }
@@ -277,10 +277,10 @@ class PagedBlock {
     const abi::AttentionRun& run = state_.runs[number];
     const uint32_t split = run.first + nth;
     const bool from_first = run.first == run.item_first, last = nth + 1 == run.count;
-    const bool begins = split % abi::kGroupSplits == 0 || split == run.item_first;
-    const bool ends =
-        split % abi::kGroupSplits == abi::kGroupSplits - 1 || split + 1 == run.item_end;
-    const uint32_t group = split / abi::kGroupSplits - run.item_first / abi::kGroupSplits;
+    const uint32_t shift = run.group_shift, in_group = split & ((1u << shift) - 1);
+    const bool begins = in_group == 0 || split == run.item_first;
+    const bool ends = in_group + 1 == 1u << shift || split + 1 == run.item_end;
+    const uint32_t group = (split >> shift) - (run.item_first >> shift);
 #pragma unroll 1
     for (uint32_t set = 0; set < Set::kSets; ++set) {
       Set fold;

@@ -36,7 +36,7 @@ struct VisibleKeys {
 };
 inline VisibleKeys visible_keys(const abi::AttentionParams& p, const abi::AttentionRun& run,
                                 uint32_t split, uint32_t stage_keys) {
-  const uint32_t shift = run.shift_and_valid % 256, begin = split << shift;
+  const uint32_t shift = run.shift, begin = split << shift;
   const uint32_t behind = begin + (1u << shift);
   const auto low = static_cast<int32_t>(begin < run.begin ? run.begin : begin);
   const auto high = static_cast<int32_t>(behind < run.end ? behind : run.end);

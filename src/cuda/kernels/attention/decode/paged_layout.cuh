@@ -116,7 +116,7 @@ constexpr uint32_t paged_blocks(uint32_t multiprocessors) {
 // Scratch of a call over pages: for each block a counter, at a multiple of 16 bytes the folds of
 // the groups of one work item.
 constexpr uint64_t paged_area_bytes(uint32_t v, const HeadDims& dims, uint32_t rows) {
-  return decode_cut(dims.v).max_splits * fold_bytes(v, dims, rows);
+  return kDecodeGroups * fold_bytes(v, dims, rows);
 }
 constexpr uint64_t paged_scratch_floats(uint32_t v, const HeadDims& dims, uint32_t rows,
                                         uint32_t blocks) {

@@ -208,7 +208,7 @@ inline void fold_groups(const float4* from, float4* to, uint32_t done, uint32_t 
   constexpr uint32_t kPerKey = Traits::kWarpsPerKey;
   constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, Traits::kRows);
   constexpr uint32_t kVectors = Set::kVectors * kWarp, kSetVectors = Set::kSetBytes / 16;
-  constexpr uint32_t kAtOnce = 4;
+  constexpr uint32_t kAtOnce = 8;  // loads take a microsecond
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kPerKey * Set::kSets * kVectors; i += blockDim.x) {
     const uint32_t set = i / kVectors, at = set * kSetVectors + i % kVectors;

@@ -46,9 +46,8 @@ class DraftConsumer {
   static uint32_t row() { return warp() * kDraftWarpRows + threadIdx.x % kWarp / 4; }
   // The stage behind a group of the work item, or the run's last.
   static uint32_t group_end(const abi::AttentionRun& run, uint32_t group, uint32_t last) {
-    static_assert(abi::kGroupSplits == 4);
-    const uint32_t shift = run.shift_and_valid % 256 + 2;
-    const uint32_t behind = run.item_first / abi::kGroupSplits + group + 1;
+    const uint32_t shift = run.shift + run.group_shift;
+    const uint32_t behind = (run.item_first >> run.group_shift) + group + 1;
     const uint32_t end = (behind << shift) / kDraftKeys;
     return optimization_barrier(end < last ? end : last);
   }
@@ -63,7 +62,7 @@ class DraftConsumer {
     if (halves) flags_ |= warp() < 2 ? kFirstHalf : kSecondHalf;
     if (p_.soft_cap != 0 || args_.at[arg_alibi_slopes] != 0) flags_ |= kSoft;
     const bool stale = begin_queries(run, first);
-    if (run.shift_and_valid < 256 || stale) flags_ |= kBad;
+    if (run.valid == 0 || stale) flags_ |= kBad;
   }
   // Queries to A fragments. Warps that have the same rows convert one half of them each.
   bool begin_queries(const abi::AttentionRun& run, uint32_t first) {

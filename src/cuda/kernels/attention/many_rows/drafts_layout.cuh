@@ -80,7 +80,7 @@ constexpr DraftsLayout drafts_layout(uint32_t k_format, uint32_t v_format, uint3
 
 // Keys of a group of splits: the sums of a group begin anew. Short enough that blocks get equal
 // shares, long enough that what a group costs beside its keys counts little.
-constexpr abi::AttentionCut kDraftCut = kManyRowsCut;
+constexpr abi::AttentionCut kDraftCut = {1024, 32};
 
 constexpr uint32_t drafts_blocks(const DraftsLayout& layout, uint32_t multiprocessors) {
   return (multiprocessors == 0 ? 1 : multiprocessors) * layout.blocks;

@@ -92,7 +92,7 @@ struct DraftStages {
 };
 // A run's keys that some query sees.
 inline DraftStages run_stages(const abi::AttentionRun& run) {
-  const uint32_t shift = run.shift_and_valid % 256, from = run.first << shift;
+  const uint32_t shift = run.shift, from = run.first << shift;
   const uint32_t to = (run.first + run.count) << shift;
   const uint32_t low = from < run.begin ? run.begin : from, high = to < run.end ? to : run.end;
   const uint32_t begin = low / kDraftKeys, end = (high + kDraftKeys - 1) / kDraftKeys;

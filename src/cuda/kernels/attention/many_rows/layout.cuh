@@ -138,7 +138,7 @@ constexpr ManyRowsLayout many_rows_layout(uint32_t k_format, uint32_t v_format, 
 // Draft tokens over pages: the keys of a group, from the step schedule, the rows of a work item,
 // and the scratch of a call: counters, then for each block the states of the groups of one work
 // item.
-constexpr abi::AttentionCut kManyRowsCut = {1024, 32};
+constexpr abi::AttentionCut kManyRowsCut = {1024, 16};
 constexpr uint64_t many_rows_item_rows(uint64_t max_query_length, uint64_t group) {
   const uint64_t rows = max_query_length * group;
   return rows < kGroupRows ? rows : kGroupRows;

@@ -41,7 +41,7 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
   tile.split = 0;
   tile.entries = pointer<const uint32_t>(args.at[arg_table]) + run.sequence * p.table.stride +
                  p.table.first_entry;
-  tile.invalid = run.shift_and_valid < 256 || is_stale(args, run) ? 1 : 0;
+  tile.invalid = run.valid == 0 || is_stale(args, run) ? 1 : 0;
   const ItemStates states(tile, args, run);
   state.older = groups.first == 0 && group != 0 ? states.at(0) : 0;
   state.states = groups.first == 0 ? states.at(0) : states.at(group);
@@ -50,9 +50,8 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
   tile.mask = {static_cast<int64_t>(run.length), static_cast<int64_t>(run.tokens),
                abi::row_window<int64_t>(p.window), p.causal != 0};
   abi::fill_segment(tile.mask, p.segment, p.places, uint64_t{run.tail_begin});
-  static_assert(abi::kGroupSplits == 4);
-  const uint32_t shift = run.shift_and_valid % 256 + 2;
-  const uint64_t number = run.item_first / abi::kGroupSplits + group;
+  const uint32_t shift = run.shift + run.group_shift;
+  const uint64_t number = (run.item_first >> run.group_shift) + group;
   const uint64_t from = number << shift, to = (number + 1) << shift;
   tile.first_key = static_cast<int64_t>(from < run.begin ? run.begin : from);
   tile.last_key = static_cast<int64_t>(to < run.end ? to : run.end);
@@ -64,7 +63,7 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
 template <class T>
 inline void fold_item(const ManyRowsState& state, const Args& args, uint32_t groups) {
   const uint32_t done = state.merge_groups;  // their fold is the first state
-  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = 8;
+  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = kOfLane > 4 ? 8 : 16;
   const RowTile& tile = state.tile;
   const uint32_t lane = threadIdx.x % kWarp;
   const ItemStates states(tile, args, state.run);
