@@ -63,7 +63,7 @@ inline void place_run_tile(ManyRowsState& state, const Args& args, uint32_t grou
 template <class T>
 inline void fold_item(const ManyRowsState& state, const Args& args, uint32_t groups) {
   const uint32_t done = state.merge_groups;  // their fold is the first state
-  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = kOfLane > 4 ? 8 : 16;
+  constexpr uint32_t kOfLane = (T::kVDim + kWarp - 1) / kWarp, kAtOnce = 8;
   const RowTile& tile = state.tile;
   const uint32_t lane = threadIdx.x % kWarp;
   const ItemStates states(tile, args, state.run);
