@@ -68,8 +68,8 @@ struct AttentionPlan {
   uint32_t fewest_split_keys;             // in a split, where the device counts the keys
   AttentionKernel kernel;
   AttentionReduce reduce;
-  // Of the phase `drafts`: rows of a KV head from which on the device has a kernel for it, and this
-  // is its plan; 0: it has none.
+  // Rows of a KV head from which on the device has a kernel for the phase `drafts`, whose plan this
+  // is; 0: it has none.
   uint32_t drafts;
   // Sequences of at most this many rows need a phase of their own: the kernel for more rows would
   // give them other bits. 0: none do.
