@@ -293,8 +293,12 @@ constexpr uint64_t batch_tail_begin(Int32Pointer list, uint64_t sequence, uint64
 }
 
 GYRE_CONSTANT uint64_t kDecodePhaseRows = phase_max_rows(AttentionPhase::decode);
-constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t group, bool prompt) {
-  const uint64_t all = tokens * group, rows = prompt || all > 0xFFFF ? 0xFFFF : all;
+// A sequence of more than max_tokens queries is taken, and gets NaN, where the longest ones are;
+// max_tokens 0: not known.
+constexpr bool attention_takes(AttentionPhase phase, uint64_t tokens, uint64_t max_tokens,
+                               uint64_t group, bool prompt) {
+  const uint64_t all = (max_tokens != 0 && tokens > max_tokens ? max_tokens : tokens) * group;
+  const uint64_t rows = prompt || all > 0xFFFF ? 0xFFFF : all;
   return rows >= phase_fewest_rows(phase) && rows <= phase_max_rows(phase);
 }
 

@@ -40,7 +40,7 @@ struct AttentionScheduleParams {
   uint64_t runs;         // room for this many
   uint32_t blocks;       // of the attention kernel
   uint32_t rows;         // of a work item, at most
-  uint32_t key;          // of all numbers that the schedule depends on, see attention_schedule_key
+  uint32_t key;          // of all numbers that the schedule depends on, see ops/paged_schedule.cpp
   uint32_t unused;
 };
 
@@ -68,14 +68,14 @@ constexpr ItemRows item_rows(uint32_t tokens, uint32_t group, uint32_t rows, uin
   return {first, left < rows ? left : rows};
 }
 
-// Runs that the sequences of a phase can have, whatever their numbers say.
+// Runs that the sequences of a phase can have, whatever their numbers say. Where the longest ones
+// are taken, so are those that claim more queries than there can be: of `all_tokens` together.
 constexpr uint64_t schedule_max_runs(AttentionPhase phase, uint64_t sequences, uint64_t kv_heads,
-                                     uint64_t max_query_length, uint32_t group, uint32_t rows,
-                                     uint64_t blocks) {
+                                     uint64_t all_tokens, uint64_t max_query_length, uint32_t group,
+                                     uint32_t rows, uint64_t blocks) {
   const uint64_t fit = phase_max_rows(phase) / group;
-  const uint64_t tokens = max_query_length < fit ? max_query_length : fit;
-  const uint32_t items = item_count(static_cast<uint32_t>(tokens), group, rows);
-  return sequences * kv_heads * items + blocks;
+  if (max_query_length <= fit) return (sequences + all_tokens * group / rows) * kv_heads + blocks;
+  return sequences * kv_heads * item_count(static_cast<uint32_t>(fit), group, rows) + blocks;
 }
 
 }  // namespace gyre::abi

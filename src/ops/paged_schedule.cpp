@@ -45,7 +45,7 @@ PagedSchedules::PagedSchedules(const std::vector<PhasePlan>& phases,
       p.call.phase = phase;
       p.group = wanted.group;
       p.blocks = wanted.blocks, p.rows = wanted.rows;
-      p.runs = abi::schedule_max_runs(phase, bounds.sequences, call.kv_heads,
+      p.runs = abi::schedule_max_runs(phase, bounds.sequences, call.kv_heads, call.tokens,
                                       bounds.max_query_length, call.group, p.rows, p.blocks);
       p.key = schedule_key(p, tail_begin);
     }

@@ -125,6 +125,33 @@ TEST(EmulatedPages, WhatIsNotFiniteDoesNotReachOlderTokens) {
   }
 }
 
+// Its multiplier of V is no number: what blocks have beside a sequence's rows must not see it.
+TEST(EmulatedPages, WhatIsNotFiniteDoesNotShowTheBatch) {
+  constexpr uint64_t kLength = 700;
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const auto gain = [&](uint64_t position) { return position == kLength - 1 ? bad : 1.0f; };
+    for (const uint64_t heads : {1u, 2u, 3u}) {
+      const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq8, KvFormat::tq8, 128, 16),
+                             heads, {kLength, 90}, 1, gain);
+      for (uint64_t tokens = 2; tokens * heads <= 12; ++tokens) {
+        const RowBits alone = world.attend({{0, kLength, tokens}});
+        EXPECT_EQ(compare(alone, world.attend({{1, 90, 16 / heads}, {0, kLength, tokens}})), tokens)
+            << heads << " heads, " << tokens << " tokens, " << bad;
+      }
+    }
+  }
+}
+
+TEST(EmulatedPages, MoreQueriesThanThereMayBe) {
+  constexpr std::pair<uint64_t, uint64_t> kQueries[] = {{4, 5}, {4, 16}, {1, 4}, {1, 5}, {5, 17}};
+  for (const uint32_t multiprocessors : {1u, 4u}) {
+    for (const auto& [most, tokens] : kQueries)
+      expect_too_many_are_nan(emulated_device(multiprocessors),
+                              shape_for(KvFormat::tq8, KvFormat::tq8, 128, 16), 4, most, tokens);
+  }
+}
+
 TEST(EmulatedPages, PromptsDoNotDependOnTheirChunks) {
   constexpr uint64_t kLength = 180;
   for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {

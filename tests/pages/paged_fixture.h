@@ -200,4 +200,30 @@ inline uint64_t compare(const RowBits& all, const RowBits& some) {
   return same;
 }
 
+// Sequence 0 claims more queries than there may be: all its rows become NaN. The one behind it has
+// the bits that it has alone.
+inline void expect_too_many_are_nan(const Device& device, const KvPageShape& shape, uint64_t heads,
+                                    uint64_t max_query_length, uint64_t tokens) {
+  SCOPED_TRACE(std::to_string(tokens) + " queries of at most " + std::to_string(max_query_length));
+  const PagedWorld world(device, shape, heads, {300, 90});
+  const std::vector<Part> parts = {{0, 300, tokens}, {1, 90, 1}};
+  PagedAttentionOptions bounds;
+  PagedAttentionInputs in = world.inputs(parts, bounds);
+  in.is_prefill = {};
+  bounds.max_query_length = max_query_length;
+  for (const Tensor& x : {in.out, in.lse})
+    x.write_from<float>(std::vector<float>(x.elements(), 7.0f));
+  Encoder encoder(device);
+  attention(encoder, in, bounds);
+  encoder.submit().wait();
+  const RowBits bits = world.bits_of(parts, in.out, in.lse);
+  for (const auto& [row, bytes] : bits) {
+    if (row.first != 0) continue;
+    std::vector<float> of_row(bytes.size() / sizeof(float));
+    std::memcpy(of_row.data(), bytes.data(), bytes.size());
+    for (const float x : of_row) ASSERT_TRUE(std::isnan(x)) << x << " at " << row.second;
+  }
+  EXPECT_EQ(compare(world.attend({parts[1]}), bits), 1u);
+}
+
 }  // namespace gyre::test

@@ -30,6 +30,14 @@ TEST(PagedBatch, RowsDoNotDependOnTheBatch) {
   }
 }
 
+TEST(PagedBatch, MoreQueriesThanThereMayBe) {
+  constexpr std::pair<uint64_t, uint64_t> kQueries[] = {{4, 5}, {4, 16}, {1, 4}, {1, 5}, {5, 17}};
+  for (const Formats& f : kFormats) {
+    for (const auto& [most, tokens] : kQueries)
+      expect_too_many_are_nan(device_with(2), shape_of(f.k, f.v, 16), 4, most, tokens);
+  }
+}
+
 TEST(PagedBatch, PromptsDoNotDependOnTheirChunks) {
   constexpr uint64_t kLength = 333;
   for (const Formats& f : kFormats) {

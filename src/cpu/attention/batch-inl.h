@@ -85,7 +85,8 @@ class Batch {
           args_[arg_is_prefill] != 0 && pointer<const uint8_t>(args_[arg_is_prefill])[index] != 0;
     }
     s.prompt = prompt || s.tokens * p_.group > max_decode_rows(p_.group, p_.latent != 0);
-    const bool taken = abi::attention_takes(p_.phase, s.tokens, p_.group, prompt);
+    const bool taken =
+        abi::attention_takes(p_.phase, s.tokens, p_.table.max_query_length, p_.group, prompt);
     if (s.tokens == 0 || !taken) return s;  // no tiles, no items
     s.tile_rows = tile_rows(s);
     s.row_tiles = (s.tokens * p_.group + s.tile_rows - 1) / s.tile_rows;

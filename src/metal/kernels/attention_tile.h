@@ -143,7 +143,9 @@ inline uint sequence_tiles(constant abi::AttentionParams& p, const thread Attent
   if (index >= p.table.sequences) return 0;
   const bool prompt = grid.has(abi::arg_is_prefill) && at.is_prefill[index] != 0;
   const ulong tokens = sequence_of(p, at, index).tokens;
-  if (tokens == 0 || !abi::attention_takes(p.phase, tokens, p.group, prompt)) return 0;
+  if (tokens == 0 ||
+      !abi::attention_takes(p.phase, tokens, p.table.max_query_length, p.group, prompt))
+    return 0;
   return static_cast<uint>((tokens * p.group + tile_rows - 1) / tile_rows);
 }
 

@@ -48,5 +48,6 @@ GYRE_HOST_KERNELS(
     PAGED(21u, 18u, 64u, 16u, false), PAGED(21u, 20u, 64u, 4u, false),
     PAGED(21u, 20u, 64u, 16u, false), PAGED(21u, 21u, 128u, 4u, false),
     PAGED(21u, 21u, 128u, 4u, true), PAGED(21u, 21u, 128u, 8u, false),
-    PAGED(21u, 21u, 128u, 8u, true), PAGED(21u, 21u, 128u, 16u, false),
+    PAGED(21u, 21u, 128u, 8u, true), PAGED(21u, 21u, 128u, 12u, false),
+    PAGED(21u, 21u, 128u, 12u, true), PAGED(21u, 21u, 128u, 16u, false),
     PAGED(21u, 21u, 128u, 16u, true))

@@ -73,7 +73,8 @@ inline SequenceWork sequence_work(const abi::AttentionScheduleParams& params, co
   work.tokens = static_cast<uint32_t>(of.tokens);
   work.length = static_cast<uint32_t>(of.length);
   work.valid = of.valid;
-  if (of.tokens != 0 && abi::attention_takes(p.phase, of.tokens, p.group, prompt))
+  if (of.tokens != 0 &&
+      abi::attention_takes(p.phase, of.tokens, p.table.max_query_length, p.group, prompt))
     work.items = abi::item_count(work.tokens, p.group, params.rows);
   const auto length = static_cast<int32_t>(of.length);
   abi::RowMask<int32_t> mask = {length, static_cast<int32_t>(work.tokens),

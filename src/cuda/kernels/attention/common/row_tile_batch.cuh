@@ -22,7 +22,9 @@ inline uint64_t sequence_tokens(const abi::AttentionParams& p, const Args& args,
   const bool prompt =
       args.at[arg_is_prefill] != 0 && pointer<const uint8_t>(args.at[arg_is_prefill])[index] != 0;
   const uint64_t tokens = batch_sequence(p, args, index).tokens;
-  return abi::attention_takes(p.phase, tokens, p.group, prompt) ? tokens : 0;
+  const bool taken =
+      abi::attention_takes(p.phase, tokens, p.table.max_query_length, p.group, prompt);
+  return taken ? tokens : 0;
 }
 
 // Work tiles of one KV head of a sequence.

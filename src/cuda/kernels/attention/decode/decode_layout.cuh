@@ -200,7 +200,7 @@ constexpr uint32_t decode_rows_in_registers(uint32_t k, uint32_t v, uint32_t dim
   if (cluster == kDecodePages) {
     // Beside the sums a warp holds the state of its loads, which run into other splits.
     if (!abi::kv_is_native(v)) return dim > 128 ? 8 : kDecodeRows;
-    // At 256 some spill: they cost less than reading the keys again for further rows.
+    // At 256, and 12 and 16 rows at 128, some spill: it costs less than reading the keys again.
     if (count_scale_blocks(dim) > 2 || dim == 512 || !abi::kv_is_native(k)) return 4;
     return dim == 64 || dim == 128 ? kDecodeRows : 8;
   }

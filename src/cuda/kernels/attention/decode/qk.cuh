@@ -296,8 +296,10 @@ inline float masked_logit(const abi::AttentionParams& p, const DecodeProblem& pr
   const uint32_t of_walk = problem.walk.key_of(at);
   if (of_walk == DecodeWalk::kNoKey) return minus_infinity();
   if (problem.plain_logits && problem.common.all != 0) return s;
+  // Rows of no query see nothing: how many a block has must not show in a key that hides from all.
+  if (r >= problem.rows) return minus_infinity();
   const uint32_t key = problem.walk_first + of_walk;
-  const MaskRow row = rows[r % problem.rows];
+  const MaskRow row = rows[r];
   if (!problem.plain_logits) {
     if (p.soft_cap > 0) s = soft_cap(s, p.soft_cap);
     s = (s + row.slope * (static_cast<float>(static_cast<int32_t>(key)) + row.offset)) * kLog2E;
