@@ -26,9 +26,7 @@ AttentionCase short_case(KvFormat format) {
 }
 
 std::vector<double> output_of(const AttentionProblem& problem) {
-  Encoder encoder(problem.device());
-  problem.record(encoder);
-  encoder.submit().wait();
+  problem.record(RunNow(problem.device()));
   return problem.doubles_of(problem.inputs.out);
 }
 

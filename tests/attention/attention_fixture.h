@@ -92,9 +92,7 @@ class AttentionProblem {
     Tensor wide = tensor;
     if (tensor.dtype() != DType::f32) {
       wide = device_.tensor(DType::f32, tensor.shape());
-      Encoder encoder(device_);
-      kv_copy(encoder, {.k = tensor, .k_cache = wide});
-      encoder.submit().wait();
+      kv_copy(RunNow(device_), {.k = tensor, .k_cache = wide});
     }
     const std::vector<float> values = floats_of(wide);
     return {values.begin(), values.end()};
@@ -106,9 +104,7 @@ class AttentionProblem {
     const Tensor wide = tensor_of(device_, values, shape);
     if (dtype == DType::f32) return wide;
     const Tensor narrow = device_.tensor(dtype, shape);
-    Encoder encoder(device_);
-    kv_copy(encoder, {.k = wide, .k_cache = narrow});
-    encoder.submit().wait();
+    kv_copy(RunNow(device_), {.k = wide, .k_cache = narrow});
     return narrow;
   }
 
@@ -181,29 +177,12 @@ class AttentionProblem {
     if (tokens == 0) return;
     const Tensor source = tensor_of(device_, rows, {tokens, c_.kv_heads, cache.shape.head_dim});
     const KvRange where{.position = position, .cache = CacheKind::ring};
-    Encoder encoder(device_);
-    if (!describe(cache.shape.format).compressed) {
-      kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})}, where);
-    } else if (cache.shape.role == KvRole::k) {
-      kv_quantize(encoder, {.k = source, .k_cache = cache}, where);
-    } else {
-      kv_quantize(encoder, {.v = source, .v_cache = cache}, where);
-    }
-    encoder.submit().wait();
+    test::store(device_, source, cache, where);
   }
 
   // [capacity, kv_heads, head_dim] as the cache holds it.
   std::vector<double> stored(const KvBuffer& cache) const {
-    if (describe(cache.shape.format).compressed) {
-      const std::vector<float> values = decoded(device_, cache);
-      return {values.begin(), values.end()};
-    }
-    const Tensor wide =
-        device_.tensor(DType::f32, {c_.capacity, c_.kv_heads, cache.shape.head_dim});
-    Encoder encoder(device_);
-    kv_copy(encoder, {.k = cache.codes.permute({1, 0, 2}), .k_cache = wide});
-    encoder.submit().wait();
-    const std::vector<float> values = floats_of(wide);
+    const std::vector<float> values = decoded(device_, cache);
     return {values.begin(), values.end()};
   }
 

@@ -111,9 +111,7 @@ TEST_P(AttentionKernelSets, ThreadsDoNotChangeBits) {
                                                                                    .length = 3000,
                                                                                    .k = format,
                                                                                    .v = format});
-        Encoder encoder(problem.device());
-        problem.record(encoder);
-        encoder.submit().wait();
+        problem.record(RunNow(problem.device()));
         const std::vector<double> out = problem.doubles_of(problem.inputs.out);
         if (one.empty()) one = out;
         EXPECT_EQ(out, one) << name(format) << ", " << tokens << " tokens, " << threads;
@@ -163,13 +161,7 @@ TEST_P(AttentionKernelSets, PromptsBesideALoudKey) {
     // Rows in f32 hold what the 16 bits hold.
     for (std::vector<float>* rows : {&s.k, &s.v}) {
       const Device d = test_device();
-      const uint64_t keys = rows->size() / s.dim;
-      const KvBuffer stored = cache_of(d, format, KvRole::k, *rows, {1, s.dim});
-      const Tensor wide = d.tensor(DType::f32, {keys, 1, s.dim});
-      Encoder encoder(d);
-      kv_copy(encoder, {.k = stored.codes.permute({1, 0, 2}), .k_cache = wide});
-      encoder.submit().wait();
-      *rows = floats_of(wide);
+      *rows = decoded(d, cache_of(d, format, KvRole::k, *rows, {1, s.dim}));
     }
     const Small::Answer wanted = s.run();
     EXPECT_LE(nmse(got.out, wanted.out), 6e-6) << name(format);
@@ -227,9 +219,7 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
         options.mask.tree_mask = d.tensor(DType::u8, {tokens, tokens});
         options.mask.tree_mask.write_from(std::span<const uint8_t>(sees));
       }
-      Encoder encoder(d);
-      attention(encoder, in, options);
-      encoder.submit().wait();
+      attention(RunNow(d), in, options);
       std::vector<float> out = floats_of(in.out);
       out.erase(out.begin(), out.end() - static_cast<int64_t>(kLast * kHeads * kDim));
       return out;

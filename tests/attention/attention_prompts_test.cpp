@@ -30,11 +30,9 @@ class PromptWorld {
     q_ = gaussian_rows(p_.tokens * kHeads, kDim, 3);
     k_ = KvBuffer::allocate(device_, {p_.format, KvRole::k, 1, p_.capacity, kDim});
     v_ = KvBuffer::allocate(device_, {p_.format, KvRole::v, 1, p_.capacity, kDim});
-    Encoder encoder(device_);
-    kv_quantize(encoder,
+    kv_quantize(RunNow(device_),
                 {.k = made(p_.k_gain, 1), .k_cache = k_, .v = made(p_.v_gain, 2), .v_cache = v_},
                 {.position = p_.ring_start, .cache = CacheKind::ring});
-    encoder.submit().wait();
   }
 
   // The rows of tokens [begin, end), of which `end` is the newest.
@@ -47,12 +45,10 @@ class PromptWorld {
                      {end - begin, kHeads, kDim});
     in.k_cache = k_, in.v_cache = v_;
     in.out = device_.tensor(DType::f32, in.q.shape());
-    Encoder encoder(device_);
-    attention(encoder, in,
+    attention(RunNow(device_), in,
               {.length = p_.length - p_.tokens + end,
                .ring_start = p_.ring_start,
                .mask = {.window = p_.window}});
-    encoder.submit().wait();
     return floats_of(in.out);
   }
   std::vector<float> rows() const { return rows(0, p_.tokens); }

@@ -24,17 +24,7 @@ inline KvBuffer cache_of(const Device& device, KvFormat format, KvRole role,
   const auto [kv_heads, head_dim] = heads;
   const uint64_t tokens = rows.size() / kv_heads / head_dim;
   const KvBuffer cache = KvBuffer::allocate(device, {format, role, kv_heads, tokens, head_dim});
-  const Tensor source = tensor_of(device, rows, {tokens, kv_heads, head_dim});
-  Encoder encoder(device);
-  if (!describe(format).compressed) {
-    kv_copy(encoder, {.k = source, .k_cache = cache.codes.permute({1, 0, 2})});
-  } else if (role == KvRole::k) {
-    kv_quantize(encoder, {.k = source, .k_cache = cache});
-  } else {
-    const KvBuffer k = KvBuffer::allocate(device, {format, KvRole::k, kv_heads, tokens, head_dim});
-    kv_quantize(encoder, {.k = source, .k_cache = k, .v = source, .v_cache = cache});
-  }
-  encoder.submit().wait();
+  store(device, tensor_of(device, rows, {tokens, kv_heads, head_dim}), cache);
   return cache;
 }
 

@@ -38,9 +38,7 @@ TEST(AttentionUse, TheNumberOfThreadsDoesNotMatter) {
     std::vector<Bytes> first;
     for (const uint32_t threads : {1u, 2u, 3u, 8u}) {
       const AttentionProblem problem(cpu_device(threads), c);
-      Encoder encoder(problem.device());
-      problem.record(encoder);
-      encoder.submit().wait();
+      problem.record(RunNow(problem.device()));
       const std::vector<Bytes> got = {read_bytes(problem.inputs.out),
                                       read_bytes(problem.inputs.lse)};
       if (first.empty()) first = got;
@@ -121,9 +119,7 @@ TEST(AttentionUse, MergingOneStateTwiceChangesNothing) {
   std::vector<float> twice = state;
   twice.insert(twice.end(), state.begin(), state.end());
   const Tensor out = d.tensor(DType::f32, {1, 1, 4}), lse = d.tensor(DType::f32, {1, 1});
-  Encoder encoder(d);
-  attention_merge(encoder, {tensor_of(d, twice, {2, 1, 1, 6}), out, lse, {}});
-  encoder.submit().wait();
+  attention_merge(RunNow(d), {tensor_of(d, twice, {2, 1, 1, 6}), out, lse, {}});
   EXPECT_EQ(floats_of(out), (std::vector<float>{0.5f, -1, 1.5f, 2}));
   EXPECT_NEAR(floats_of(lse)[0], 0.5 + std::log(4.0), 1e-6);
 }
@@ -162,13 +158,7 @@ TEST(AttentionUse, AnEmptyCacheWithSinksGivesTheSink) {
 // Levels are exact for one row only up to the format; then the answer is what the cache holds.
 std::vector<float> stored(KvFormat format, KvRole role, const std::vector<float>& row) {
   const Device d = cpu_device();
-  const KvBuffer cache = cache_of(d, format, role, row, {1, row.size()});
-  if (describe(format).compressed) return decoded(d, cache);
-  const Tensor wide = d.tensor(DType::f32, {1, 1, row.size()});
-  Encoder encoder(d);
-  kv_copy(encoder, {.k = cache.codes, .k_cache = wide});
-  encoder.submit().wait();
-  return floats_of(wide);
+  return decoded(d, cache_of(d, format, role, row, {1, row.size()}));
 }
 
 TEST(AttentionUse, OneKeyReturnsItsValue) {
@@ -291,9 +281,7 @@ TEST(AttentionUse, StridesOfSingleEntriesDoNotMatter) {
   far_v.codes = v.codes.strided(one, far);
   const Tensor q = tensor_of(d, rows, one).strided(one, far);
   const Tensor out = d.tensor(DType::f32, one).strided(one, far);
-  Encoder encoder(d);
-  attention(encoder, {.q = q, .k_cache = far_k, .v_cache = far_v, .out = out}, {.length = 1});
-  encoder.submit().wait();
+  attention(RunNow(d), {.q = q, .k_cache = far_k, .v_cache = far_v, .out = out}, {.length = 1});
   EXPECT_EQ(read_bytes(out), read_bytes(v.codes));
 }
 

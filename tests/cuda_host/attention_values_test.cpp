@@ -62,9 +62,7 @@ OneRow attend(const Device& d, const Form& form, const std::vector<float>& q,
   in.v_cache = cache_of(d, form.format, KvRole::v, v, {1, dim});
   in.out = d.tensor(DType::f32, {1, heads, dim});
   in.lse = d.tensor(DType::f32, {1, heads});
-  Encoder encoder(d);
-  attention(encoder, in, {.length = k.size() / dim, .scale = scale});
-  encoder.submit().wait();
+  attention(RunNow(d), in, {.length = k.size() / dim, .scale = scale});
   return {floats_of(in.out), floats_of(in.lse)[0]};
 }
 
@@ -247,9 +245,7 @@ std::vector<float> decode_scaled(const Form& of, float q_scale, float k_scale, f
   in.v_cache =
       cache_of(d, format, KvRole::v, scaled(gaussian_rows(kKeys, kDim, 2), v_scale), {1, kDim});
   in.out = d.tensor(DType::f32, {1, heads, kDim});
-  Encoder encoder(d);
-  attention(encoder, in, {.length = kKeys, .scale = 0.125f});
-  encoder.submit().wait();
+  attention(RunNow(d), in, {.length = kKeys, .scale = 0.125f});
   std::vector<float> out = floats_of(in.out);
   for (float& x : out) x /= v_scale;
   return out;

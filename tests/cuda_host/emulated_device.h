@@ -53,9 +53,7 @@ inline AttentionInputs one_head(const Device& d, KvFormat format, const std::vec
 }
 inline std::vector<float> attended(const Device& d, const AttentionInputs& in,
                                    const AttentionOptions& options) {
-  Encoder encoder(d);
-  attention(encoder, in, options);
-  encoder.submit().wait();
+  attention(RunNow(d), in, options);
   return floats_of(in.out);
 }
 

@@ -193,9 +193,7 @@ uint64_t unpacked_tiles(const PagedWorld& world, const std::vector<Part>& parts,
   PagedAttentionOptions bounds;
   PagedAttentionInputs in = world.inputs(parts, bounds);
   in.scratch = &scratch;
-  Encoder encoder(world.device());
-  attention(encoder, in, bounds);
-  encoder.submit().wait();
+  attention(RunNow(world.device()), in, bounds);
   if (!scratch.defined()) return 0;
   const std::vector<float> words = floats_of(scratch);
   uint64_t tiles = 0;
@@ -273,9 +271,7 @@ TEST(EmulatedPages, CallsOfOtherShapesShareTheScratch) {
     PagedAttentionOptions bounds;
     PagedAttentionInputs in = worlds[call].inputs(parts, bounds);
     in.scratch = &scratch;
-    Encoder encoder(device);
-    attention(encoder, in, bounds);
-    encoder.submit().wait();
+    attention(RunNow(device), in, bounds);
     EXPECT_EQ(compare(worlds[call].attend(parts), worlds[call].bits_of(parts, in.out, in.lse)), 3u)
         << "call " << call;
   }
@@ -290,24 +286,18 @@ TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
     const RowBits right = world.attend(parts);
     PagedAttentionOptions bounds;
     PagedAttentionInputs in = world.inputs(parts, bounds);
-    {
-      Encoder encoder(world.device());
-      bounds.max_kv_length = 912;
-      in.schedule = attention_schedule(encoder,
-                                       {.pages = in.pages,
-                                        .tokens = in.q.shape(0),
-                                        .heads = in.q.shape(1),
-                                        .q_dtype = in.q.dtype(),
-                                        .kv_lengths = in.kv_lengths,
-                                        .cu_seqlens_q = in.cu_seqlens_q,
-                                        .is_prefill = in.is_prefill},
-                                       bounds);
-      encoder.submit().wait();
-    }
+    bounds.max_kv_length = 912;
+    in.schedule = attention_schedule(RunNow(world.device()),
+                                     {.pages = in.pages,
+                                      .tokens = in.q.shape(0),
+                                      .heads = in.q.shape(1),
+                                      .q_dtype = in.q.dtype(),
+                                      .kv_lengths = in.kv_lengths,
+                                      .cu_seqlens_q = in.cu_seqlens_q,
+                                      .is_prefill = in.is_prefill},
+                                     bounds);
     in.kv_lengths.write_from(std::span<const int32_t>(std::vector<int32_t>{700, 899, 600}));
-    Encoder encoder(world.device());
-    attention(encoder, in, bounds);
-    encoder.submit().wait();
+    attention(RunNow(world.device()), in, bounds);
     for (const auto& [where, bits] : world.bits_of(parts, in.out, in.lse)) {
       EXPECT_TRUE(where.first == 1 || bits == right.at(where)) << where.first;
       float first = 0;
@@ -330,9 +320,7 @@ TEST(EmulatedPages, AttentionWaitsForWhatIsWrittenAhead) {
       const Tensor kept = world.device().tensor(late->dtype(), late->shape());
       const Tensor zeros = world.device().tensor(late->dtype(), late->shape());
       const auto copy = [&](const Tensor& from, const Tensor& to) {
-        Encoder encoder(world.device());
-        copy_bytes(encoder, from, to);
-        encoder.submit().wait();
+        copy_bytes(RunNow(world.device()), from, to);
       };
       copy(*late, kept);
       Encoder encoder(world.device());
@@ -359,11 +347,7 @@ TEST(EmulatedPages, WritesWaitForWhatIsWrittenAhead) {
                      .pages = KvPages::allocate(device, shape, 5),
                      .slots = device.tensor(DType::i64, {tokens})};
     in.slots.write_from(std::span<const int64_t>(list));
-    const auto run = [&](const auto& record) {
-      Encoder encoder(device);
-      record(encoder);
-      encoder.submit().wait();
-    };
+    const auto run = [&](const auto& record) { record(RunNow(device)); };
     run([&](Encoder& encoder) { kv_write(encoder, in); });
     const Bytes wanted = read_bytes(in.pages.bytes);
     for (const Tensor* const late : {&in.k, &in.v, &in.slots}) {

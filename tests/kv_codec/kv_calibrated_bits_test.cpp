@@ -60,14 +60,12 @@ uint64_t bits_of(const Device& device, uint64_t n) {
       if (!transform) given.transform = {};
       const KvBuffer k = KvBuffer::allocate(device, {format, KvRole::k, kHeads, 8, n});
       const KvBuffer v = KvBuffer::allocate(device, {format, KvRole::v, kHeads, 8, n});
-      Encoder encoder(device);
-      kv_quantize(encoder, {.k = rows,
-                            .k_cache = k,
-                            .v = rows,
-                            .v_cache = v,
-                            .k_calibration = given,
-                            .v_calibration = given});
-      encoder.submit().wait();
+      kv_quantize(RunNow(device), {.k = rows,
+                                   .k_cache = k,
+                                   .v = rows,
+                                   .v_cache = v,
+                                   .k_calibration = given,
+                                   .v_calibration = given});
       for (const KvBuffer& cache : {k, v})
         add_bytes(cache.codes, hash), add_bytes(cache.scales, hash);
     }

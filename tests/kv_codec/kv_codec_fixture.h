@@ -2,6 +2,7 @@
 
 #include "gyre_test.h"
 #include "numbers.h"
+#include "run_now.h"
 
 namespace gyre::test {
 
@@ -12,29 +13,38 @@ inline const Device& cpu() {
 
 inline std::vector<uint8_t> bytes_of(const Tensor& tensor) { return values_of<uint8_t>(tensor); }
 
+// `rows`, [tokens, kv_heads, head_dim], into a cache of any format.
+inline void store(const Device& device, const Tensor& rows, const KvBuffer& cache,
+                  const KvRange& where = {}) {
+  if (!describe(cache.shape.format).compressed) {
+    kv_copy(RunNow(device), {.k = rows, .k_cache = cache.codes.permute({1, 0, 2})}, where);
+  } else if (cache.shape.role == KvRole::k) {
+    kv_quantize(RunNow(device), {.k = rows, .k_cache = cache}, where);
+  } else {
+    kv_quantize(RunNow(device), {.v = rows, .v_cache = cache}, where);
+  }
+}
+
 // A cache of one head that holds `rows`, each a token.
 inline KvBuffer encoded(const Device& device, KvFormat format, uint64_t head_dim,
                         std::span<const float> rows, KvRole role = KvRole::k) {
   const uint64_t tokens = rows.size() / head_dim;
   const Tensor x = tensor_of(device, rows, {tokens, 1, head_dim});
   KvBuffer cache = KvBuffer::allocate(device, {format, role, 1, tokens, head_dim});
-  Encoder encoder(device);
-  if (role == KvRole::k) {
-    kv_quantize(encoder, {.k = x, .k_cache = cache});
-  } else {
-    kv_quantize(encoder, {.v = x, .v_cache = cache});
-  }
-  encoder.submit().wait();
+  store(device, x, cache);
   return cache;
 }
 
+// What a cache of any format holds, [capacity, kv_heads, head_dim].
 inline std::vector<float> decoded(const Device& device, const KvBuffer& cache,
                                   const KvDequantizeOptions& options = {}) {
   const Tensor out =
       device.tensor(DType::f32, {cache.shape.capacity, cache.shape.kv_heads, cache.shape.head_dim});
-  Encoder encoder(device);
-  kv_dequantize(encoder, {cache, out}, options);
-  encoder.submit().wait();
+  if (describe(cache.shape.format).compressed) {
+    kv_dequantize(RunNow(device), {cache, out}, options);
+  } else {
+    kv_copy(RunNow(device), {.k = cache.codes.permute({1, 0, 2}), .k_cache = out});
+  }
   return floats_of(out);
 }
 

@@ -128,9 +128,7 @@ TEST_P(KvDegenerate, NonFiniteTokensLeaveTheirTileAlone) {
         KvBuffer::allocate(cpu(), {GetParam(), KvRole::k, kHeads, kTokens, kHeadDim});
     const KvBuffer v =
         KvBuffer::allocate(cpu(), {GetParam(), KvRole::v, kHeads, kTokens, kHeadDim});
-    Encoder encoder(cpu());
-    kv_quantize(encoder, {.k = x, .k_cache = k, .v = x, .v_cache = v});
-    encoder.submit().wait();
+    kv_quantize(RunNow(cpu()), {.k = x, .k_cache = k, .v = x, .v_cache = v});
     // Above 4 bits the same numbers; below, V's scale is K's times a factor, and each is rounded to
     // 9 bits.
     const float factor = reference::kv_coder(name(GetParam()), true).stretch();
@@ -157,9 +155,7 @@ TEST_P(KvDegenerate, NaNIsGoneWhenItsSlotIsWrittenAgain) {
   rows[10] = kNaN;
   const KvBuffer cache = encoded(cpu(), GetParam(), 64, rows);
   EXPECT_TRUE(std::isnan(decoded(cpu(), cache)[0]));
-  Encoder encoder(cpu());
-  kv_quantize(encoder, {.k = tensor_of(cpu(), clean, {2, 1, 64}), .k_cache = cache});
-  encoder.submit().wait();
+  kv_quantize(RunNow(cpu()), {.k = tensor_of(cpu(), clean, {2, 1, 64}), .k_cache = cache});
   EXPECT_EQ(decoded(cpu(), cache), decoded(cpu(), encoded(cpu(), GetParam(), 64, clean)));
 }
 
@@ -187,11 +183,7 @@ TEST(KvDegenerateShape, StridesOverOneEntryDoNotMatter) {
     for (const KvRole role : {KvRole::k, KvRole::v}) {
       const KvBuffer plain = KvBuffer::allocate(cpu(), {format, role, 1, 1, kHeadDim});
       const KvBuffer odd = {plain.shape, spread(plain.codes), spread(plain.scales)};
-      Encoder encoder(cpu());
-      for (const KvBuffer& cache : {plain, odd})
-        kv_quantize(encoder, role == KvRole::k ? KvQuantizeInputs{.k = row, .k_cache = cache}
-                                               : KvQuantizeInputs{.v = row, .v_cache = cache});
-      encoder.submit().wait();
+      for (const KvBuffer& cache : {plain, odd}) store(cpu(), row, cache);
       EXPECT_EQ(decoded(cpu(), odd), decoded(cpu(), plain)) << name(format);
       expect_nothing_behind(odd.codes);
       expect_nothing_behind(odd.scales);

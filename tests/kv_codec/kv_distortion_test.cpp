@@ -232,10 +232,8 @@ TEST_P(KvDistortion, OfARotatedAxisIsWhatTheLevelsSay) {
   std::vector<float> axes(head_dim * head_dim, 0.0f);
   for (uint64_t j = 0; j < head_dim; ++j) axes[j * head_dim + j] = 1;
   const Tensor x = tensor_of(cpu(), axes, {head_dim, head_dim});
-  Encoder encoder(cpu());
-  hadamard(encoder, {x, x},
+  hadamard(RunNow(cpu()), {x, x},
            {.direction = HadamardDirection::inverse, .signs = HadamardSigns::native});
-  encoder.submit().wait();
   const auto rows = floats_of(x);
   for (const KvFormat format : native_formats()) {
     const reference::KvCoder coder = reference::kv_coder(name(format));

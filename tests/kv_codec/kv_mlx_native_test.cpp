@@ -53,10 +53,8 @@ class KvMlxNative : public testing::TestWithParam<MlxNative> {
 
   KvBuffer written(const std::vector<float>& rows) const {
     const KvBuffer cache = KvBuffer::allocate(cpu(), c().shape());
-    Encoder encoder(cpu());
     const Tensor x = tensor_of(cpu(), rows, {kTokens, kHeads, c().head_dim});
-    kv_quantize(encoder, {.k = x, .k_cache = cache}, {.position = kPosition});
-    encoder.submit().wait();
+    kv_quantize(RunNow(cpu()), {.k = x, .k_cache = cache}, {.position = kPosition});
     return cache;
   }
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "gyre_test.h"
+#include "run_now.h"
 
 namespace gyre::test {
 namespace {
@@ -56,10 +57,8 @@ TEST_F(KvCopyLarge, HeadMajorCache) {
   if (!memory.reserved()) GTEST_SKIP() << "no address space";
   const Tensor cache = device_.wrap(memory.data<Half>(), DType::f16, {kHeads, kCapacity, kHeadDim});
   const Tensor k = source({2, kHeads, kHeadDim});
-  Encoder encoder(device_);
-  kv_copy(encoder, {.k = k, .k_cache = cache.permute({1, 0, 2})},
+  kv_copy(RunNow(device_), {.k = k, .k_cache = cache.permute({1, 0, 2})},
           {.position = kCapacity - 1, .cache = CacheKind::ring});
-  encoder.submit().wait();
   for (uint64_t head = 0; head < kHeads; ++head) {
     for (uint64_t e = 0; e < kHeadDim; ++e) {
       const uint64_t last = (head * kCapacity + kCapacity - 1) * kHeadDim + e;
@@ -106,9 +105,7 @@ TEST_F(KvCopyLarge, SourcePast32Bits) {
   const Tensor k = device_.wrap(static_cast<const void*>(memory.data<Half>()), DType::f16,
                                 {kTokens, 1, kHeadDim});
   const Tensor cache = device_.tensor(DType::f32, {4, 1, kHeadDim});
-  Encoder encoder(device_);
-  kv_copy(encoder, {.k = k, .k_cache = cache}, {.position = 1, .source_begin = begin});
-  encoder.submit().wait();
+  kv_copy(RunNow(device_), {.k = k, .k_cache = cache}, {.position = 1, .source_begin = begin});
   for (uint64_t i = 0; i < 4 * kHeadDim; ++i) {
     const bool written = i >= kHeadDim && i < 3 * kHeadDim;
     EXPECT_EQ(cache.data<float>()[i], written ? static_cast<float>(i - kHeadDim + 1) : 0.0f);
@@ -123,9 +120,7 @@ TEST_F(KvCopyLarge, DropsMoreThan32BitsOfTokensOnARing) {
   for (uint64_t i = 1; i <= 7; ++i) memory.data<Half>()[kTokens - i] = Half(static_cast<float>(i));
   const Tensor k = device_.wrap(memory.data<Half>(), DType::f16, {kTokens, 1, 1});
   const Tensor cache = device_.tensor(DType::f16, {7, 1, 1});
-  Encoder encoder(device_);
-  kv_copy(encoder, {.k = k, .k_cache = cache}, {.position = 3, .cache = CacheKind::ring});
-  encoder.submit().wait();
+  kv_copy(RunNow(device_), {.k = k, .k_cache = cache}, {.position = 3, .cache = CacheKind::ring});
   for (uint64_t i = 1; i <= 7; ++i) {
     const uint64_t slot = (3 + kTokens - i) % 7;
     EXPECT_EQ(cache.data<Half>()[slot], Half(static_cast<float>(i))) << slot;

@@ -6,6 +6,7 @@
 
 #include "gyre_test.h"
 #include "pages/page_memory.h"
+#include "run_now.h"
 
 namespace gyre::test {
 
@@ -77,12 +78,10 @@ class PagedWorld {
     if (count == 0) return;
     std::vector<int64_t> slots(count);
     for (uint64_t i = 0; i < count; ++i) slots[i] = slot_of(sequence, first + i);
-    Encoder encoder(device_);
-    kv_write(encoder, {.k = rows('k', sequence + salt, first, count),
-                       .v = rows('v', sequence + salt, first, count),
-                       .pages = memory_,
-                       .slots = filled(device_.tensor(DType::i64, {count}), slots)});
-    encoder.submit().wait();
+    kv_write(RunNow(device_), {.k = rows('k', sequence + salt, first, count),
+                               .v = rows('v', sequence + salt, first, count),
+                               .pages = memory_,
+                               .slots = filled(device_.tensor(DType::i64, {count}), slots)});
   }
 
   // The call over these parts, and its bounds.
@@ -126,10 +125,21 @@ class PagedWorld {
   RowBits attend(const std::vector<Part>& parts) const {
     PagedAttentionOptions bounds;
     const PagedAttentionInputs in = inputs(parts, bounds);
-    Encoder encoder(device_);
-    attention(encoder, in, bounds);
-    encoder.submit().wait();
+    attention(RunNow(device_), in, bounds);
     return bits_of(parts, in.out, in.lse);
+  }
+
+  // The next tokens of the first sequence over a linear cache, which has `length` of them.
+  RowBits step(KvCache& cache, uint64_t length, uint64_t tokens) const {
+    const Tensor out = device_.tensor(DType::f32, {tokens, heads_, v_dim_of(shape_)});
+    const Tensor lse = device_.tensor(DType::f32, {tokens, heads_});
+    Encoder encoder(device_);
+    cache.begin_step(encoder, tokens);
+    cache.append(encoder, 0, rows('k', 0, length, tokens), rows('v', 0, length, tokens));
+    cache.attend(encoder, 0, {.q = rows('q', 0, length, tokens), .out = out, .lse = lse},
+                 {.scale = 1 / 8.0f});
+    encoder.submit().wait();
+    return bits_of({{0, length + tokens, tokens}}, out, lse);
   }
 
   RowBits bits_of(const std::vector<Part>& parts, const Tensor& out, const Tensor& lse) const {

@@ -2,6 +2,7 @@
 // is cut; a sequence in pages gives what a linear cache gives.
 #include <gtest/gtest.h>
 
+#include "kv_codec/kv_codec_fixture.h"
 #include "pages/paged_fixture.h"
 
 namespace gyre::test {
@@ -77,12 +78,11 @@ class Linear {
     const Tensor q = world_.rows('q', 0, length - tokens, tokens);
     const Tensor out = world_.device().tensor(DType::f32, {tokens, q.shape(1), v_.shape.head_dim});
     const Tensor lse = world_.device().tensor(DType::f32, {tokens, q.shape(1)});
-    Encoder encoder(world_.device());
-    attention(encoder, {.q = q, .k_cache = k_, .v_cache = v_, .out = out, .lse = lse},
+    attention(RunNow(world_.device()),
+              {.q = q, .k_cache = k_, .v_cache = v_, .out = out, .lse = lse},
               {.length = length,
                .scale = 1 / std::sqrt(static_cast<float>(k_.shape.head_dim)),
                .mask = {.window = window}});
-    encoder.submit().wait();
     return world_.bits_of({{0, length, tokens}}, out, lse);
   }
 
@@ -91,15 +91,7 @@ class Linear {
     const Device& device = world_.device();
     const KvBuffer buffer =
         KvBuffer::allocate(device, {format, role, shape.kv_heads, length_, rows.shape(2)});
-    Encoder encoder(device);
-    if (!describe(format).compressed) {
-      kv_copy(encoder, {.k = rows, .k_cache = buffer.codes.permute({1, 0, 2})});
-    } else if (role == KvRole::k) {
-      kv_quantize(encoder, {.k = rows, .k_cache = buffer});
-    } else {
-      kv_quantize(encoder, {.v = rows, .v_cache = buffer});
-    }
-    encoder.submit().wait();
+    store(device, rows, buffer);
     return buffer;
   }
 
@@ -144,18 +136,9 @@ TEST(PagedBatch, ASequenceGivesWhatKvCacheGives) {
                                    .step_tokens = 1000});
     uint64_t length = 0;
     for (const uint64_t tokens : {900u, 30u, 1u, 3u, 1000u, 365u, 1u}) {
-      const Tensor out = world.device().tensor(DType::f32, {tokens, 4, 64});
-      const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
-      Encoder encoder(world.device());
-      cache.begin_step(encoder, tokens);
-      cache.append(encoder, 0, world.rows('k', 0, length, tokens),
-                   world.rows('v', 0, length, tokens));
-      cache.attend(encoder, 0, {.q = world.rows('q', 0, length, tokens), .out = out, .lse = lse},
-                   {.scale = 1 / 8.0f});
-      encoder.submit().wait();
+      const RowBits bits = world.step(cache, length, tokens);
       length += tokens;
-      const Part part{0, length, tokens};
-      EXPECT_EQ(compare(world.bits_of({part}, out, lse), world.attend({part})), tokens) << text(f);
+      EXPECT_EQ(compare(bits, world.attend({{0, length, tokens}})), tokens) << text(f);
     }
   }
 }

@@ -55,12 +55,10 @@ TEST(PagedSegments, BodySinksAndTailAreOneAttention) {
         slots.data<int32_t>()[i] = table.data<int32_t>()[nth] * static_cast<int32_t>(at.page) +
                                    static_cast<int32_t>(key % at.page);
       }
-      Encoder encoder(device);
-      kv_write(encoder, {.k = world.rows('k', 0, first, count),
-                         .v = world.rows('v', 0, first, count),
-                         .pages = near,
-                         .slots = slots});
-      encoder.submit().wait();
+      kv_write(RunNow(device), {.k = world.rows('k', 0, first, count),
+                                .v = world.rows('v', 0, first, count),
+                                .pages = near,
+                                .slots = slots});
     };
     copy_f16(0, at.sink_tokens, body_entries, 1);
     copy_f16(first_held, held, body_entries + 1, ring);
@@ -128,12 +126,10 @@ class SegmentedPages {
       slots.data<int64_t>()[i] =
           entries()[entry] * int64_t{kPage} + static_cast<int64_t>(key % kPage);
     }
-    Encoder encoder(world_.device());
-    kv_write(encoder, {.k = world_.rows('k', 0, first, count),
-                       .v = world_.rows('v', 0, first, count),
-                       .pages = near_,
-                       .slots = slots});
-    encoder.submit().wait();
+    kv_write(RunNow(world_.device()), {.k = world_.rows('k', 0, first, count),
+                                       .v = world_.rows('v', 0, first, count),
+                                       .pages = near_,
+                                       .slots = slots});
   }
 
   Tensor attend(uint64_t length, uint64_t tokens, const Tensor& lse) {
@@ -177,23 +173,12 @@ TEST(PagedSegments, GiveWhatKvCacheGives) {
                                    .step_tokens = SegmentedPages::kStep});
     uint64_t length = 0;
     for (const uint64_t tokens : {900u, 30u, 1u, 3u, 1000u, 365u, 1u}) {
-      const Tensor out = world.device().tensor(DType::f32, {tokens, 4, 64});
-      const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
-      const Tensor paged_lse = world.device().tensor(DType::f32, {tokens, 4});
-      Encoder encoder(world.device());
-      cache.begin_step(encoder, tokens);
-      cache.append(encoder, 0, world.rows('k', 0, length, tokens),
-                   world.rows('v', 0, length, tokens));
-      cache.attend(encoder, 0, {.q = world.rows('q', 0, length, tokens), .out = out, .lse = lse},
-                   {.scale = 1 / 8.0f});
-      encoder.submit().wait();
+      const RowBits bits = world.step(cache, length, tokens);
       pages.append(length, tokens);
       length += tokens;
-      const Tensor paged = pages.attend(length, tokens, paged_lse);
-      const Part part{0, length, tokens};
-      EXPECT_EQ(compare(world.bits_of({part}, out, lse), world.bits_of({part}, paged, paged_lse)),
-                tokens)
-          << text(f);
+      const Tensor lse = world.device().tensor(DType::f32, {tokens, 4});
+      const Tensor paged = pages.attend(length, tokens, lse);
+      EXPECT_EQ(compare(bits, world.bits_of({{0, length, tokens}}, paged, lse)), tokens) << text(f);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "gyre_test.h"
 #include "numbers.h"
 #include "reference.h"
+#include "run_now.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -41,14 +42,10 @@ class RopeTest : public testing::Test {
   }
 
   void run(const RopeInputs& inputs, const RopeOptions& options = {}) const {
-    Encoder encoder(device_);
-    rope(encoder, inputs, options);
-    encoder.submit().wait();
+    rope(RunNow(device_), inputs, options);
   }
   void run(const NormRopeInputs& inputs, const NormRopeOptions& options = {}) const {
-    Encoder encoder(device_);
-    norm_rope(encoder, inputs, options);
-    encoder.submit().wait();
+    norm_rope(RunNow(device_), inputs, options);
   }
   // x rotated, as a new tensor of the same dtype.
   Tensor rotated(const Tensor& x, const Tensor& at, const RopeOptions& options = {}) const {

@@ -6,6 +6,7 @@
 #include "expect_error.h"
 #include "gyre_test.h"
 #include "numbers.h"
+#include "run_now.h"
 #include "test_device.h"
 
 namespace gyre::test {
@@ -163,9 +164,7 @@ TEST(CustomKernel, ATaskDoesNotSubmit) {
   const Tensor x = device.tensor(DType::f32, {16});
   for (const Device* nested : {&device, &other}) {
     std::atomic<int> refusals = 0;
-    Encoder encoder(device);
-    kernel(encoder, NestedParams{nested, &refusals}, {x}, {.tasks = 8});
-    encoder.submit().wait();
+    kernel(RunNow(device), NestedParams{nested, &refusals}, {x}, {.tasks = 8});
     EXPECT_EQ(refusals, 8);
   }
 }
@@ -189,9 +188,7 @@ TEST_P(CustomKernelTest, IsTracedByName) {
   const CustomKernel scale(scale_code("my scale"));
   const Tensor x = counted(), out = counted();
   device().start_trace();
-  Encoder encoder(device());
-  scale(encoder, ScaleParams{kCount, 2}, {x, out, {}}, kLaunch);
-  encoder.submit().wait();
+  scale(RunNow(device()), ScaleParams{kCount, 2}, {x, out, {}}, kLaunch);
   const Trace trace = device().stop_trace();
   ASSERT_EQ(trace.events.size(), 1u);
   EXPECT_EQ(trace.events[0].kernel, "my scale");

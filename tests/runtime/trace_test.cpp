@@ -8,6 +8,7 @@
 
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "run_now.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {
@@ -27,9 +28,7 @@ class TraceTest : public testing::Test {
   }
   Trace trace_three() const {
     device_.start_trace();
-    Encoder encoder(device_);
-    record_three(encoder);
-    encoder.submit().wait();
+    record_three(RunNow(device_));
     return device_.stop_trace();
   }
 
@@ -37,9 +36,7 @@ class TraceTest : public testing::Test {
 };
 
 TEST_F(TraceTest, IsOffByDefault) {
-  Encoder encoder(device_);
-  record_three(encoder);
-  encoder.submit().wait();
+  record_three(RunNow(device_));
   const Trace trace = device_.stop_trace();
   EXPECT_TRUE(trace.events.empty());
   EXPECT_EQ(trace.dropped, 0u);
@@ -99,9 +96,7 @@ TEST_F(TraceTest, HoldsWhatRanBetweenStartAndStop) {
 
 TEST_F(TraceTest, CommandsWithoutTasksAppear) {
   device_.start_trace();
-  Encoder encoder(device_);
-  record_mix(encoder, {.out = device_.tensor(DType::u8, {4}), .tasks = 0});
-  encoder.submit().wait();
+  record_mix(RunNow(device_), {.out = device_.tensor(DType::u8, {4}), .tasks = 0});
   const Trace trace = device_.stop_trace();
   ASSERT_EQ(trace.events.size(), 1u);
   EXPECT_EQ(trace.events[0].duration_ns(), 0u);
@@ -235,9 +230,8 @@ TEST_F(TraceTest, RestartingWhileWorkRunsGivesNoNonsense) {
   device_.start_trace();
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   std::thread worker([&] {
-    Encoder encoder(device_);
-    record_mix(encoder, {.out = device_.tensor(DType::u8, {4}), .tasks = 1, .slow_ns = 20000000});
-    encoder.submit().wait();
+    record_mix(RunNow(device_),
+               {.out = device_.tensor(DType::u8, {4}), .tasks = 1, .slow_ns = 20000000});
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
   device_.stop_trace();
@@ -252,12 +246,10 @@ TEST_F(TraceTest, RestartingWhileWorkRunsGivesNoNonsense) {
 TEST(KvCopyTrace, NamesTheShape) {
   const Device device = Device::open("cpu", {.threads = 1});
   device.start_trace();
-  Encoder encoder(device);
   const Tensor cache = device.tensor(DType::f16, {2, 16, 64});
-  kv_copy(encoder,
+  kv_copy(RunNow(device),
           {.k = device.tensor(DType::f32, {3, 2, 64}), .k_cache = cache.permute({1, 0, 2})},
           {.position = 5});
-  encoder.submit().wait();
   const Trace trace = device.stop_trace();
   ASSERT_EQ(trace.events.size(), 1u);
   EXPECT_EQ(trace.events[0].kernel, "kv_copy");
@@ -296,11 +288,9 @@ TEST(TraceLocale, ShapesAndMessagesHavePlainNumbers) {
   const Device device = Device::open("cpu", {.threads = 1});
   const Tensor from = device.tensor(DType::f32, {4096, 2, 16});
   const Tensor to = device.tensor(DType::f32, {4096, 2, 16});
-  Encoder encoder(device);
   const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Comma));
   device.start_trace();
-  kv_copy(encoder, {.k = from, .k_cache = to});
-  encoder.submit().wait();
+  kv_copy(RunNow(device), {.k = from, .k_cache = to});
   const Trace trace = device.stop_trace();
   const auto refused = throws_error(ErrorCode::invalid_argument, {"asked for 1234567 from 0"},
                                     [&] { (void)from.slice(0, 0, 1234567); });
