@@ -33,31 +33,36 @@ std::vector<Bits> step_together(Server& server, std::span<Talk> talks, uint32_t 
   return server.run(steps);
 }
 
-void expect_as_alone(const Device& device, const KvPoolOptions& options, const Talk& talk,
-                     const Bits& bits) {
-  KvPoolOptions ample = options;
-  ample.pages = 64;
-  Server alone(device, ample);
-  Talk same = alone.talk();
-  alone.fill(same, std::span(talk.tokens).first(talk.tokens.size() - 1));
-  EXPECT_EQ(alone.run(same, std::span(talk.tokens).last(1)), bits);
-}
+// A sequence of `tokens` tokens and forks of it.
+struct Forks {
+  Forks(const Device& device, const KvPoolOptions& options, size_t tokens, size_t forks = 1)
+      : server(device, options) {
+    talks.push_back(server.talk());
+    server.fill(talks[0], some_tokens(tokens, 1));
+    for (size_t i = 0; i < forks; ++i) talks.push_back(talks[0].fork());
+  }
+  KvGroupInfo group() const { return server.pool.describe().groups[0]; }
+  // All step together, and each has the bits that it has alone.
+  void expect_as_alone() {
+    const std::vector<Bits> bits = step_together(server, talks, 10);
+    KvPoolOptions ample = server.pool.options();
+    ample.pages = 64;
+    for (size_t i = 0; i < talks.size(); ++i) {
+      const std::span<const int32_t> tokens = talks[i].tokens;
+      Server alone(server.encoder.device(), ample);
+      Talk same = alone.talk();
+      alone.fill(same, tokens.first(tokens.size() - 1));
+      EXPECT_EQ(alone.run(same, tokens.last(1)), bits[i]) << "sequence " << i;
+    }
+  }
+
+  Server server;
+  std::vector<Talk> talks;
+};
 
 class ForkSteps : public testing::Test {
  public:
   Device device = Device::open("cpu", {.threads = 1});
-
-  // A sequence of so many tokens and its fork step together, and each has the bits that it has
-  // alone.
-  void expect_fork_fits(const KvPoolOptions& options, size_t tokens) const {
-    Server server(device, options);
-    std::vector<Talk> talks;
-    talks.push_back(server.talk());
-    server.fill(talks[0], some_tokens(tokens, 1));
-    talks.push_back(talks[0].fork());
-    const std::vector<Bits> bits = step_together(server, talks, 10);
-    for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
-  }
 };
 
 // Three tokens and their fork: 4 sink tokens want a page each, and there are 2.
@@ -65,42 +70,28 @@ TEST_F(ForkSteps, ASequenceAndItsForkFitAPoolForTwo) {
   KvPoolOptions options = small_pool();
   options.layers = {{.k = KvFormat::tq8, .v = KvFormat::tq4, .sink_tokens = 4}};
   options.sequences = 2;
-  expect_fork_fits(options, 3);
+  Forks(device, options, 3).expect_as_alone();
 }
 
 TEST_F(ForkSteps, OneOfTheForksKeepsThePage) {
-  const KvPoolOptions options = small_pool(2 + 4);
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(20, 1));  // two full pages and 4 tokens
-  for (int i = 0; i < 3; ++i) talks.push_back(talks[0].fork());
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  EXPECT_EQ(server.pool.describe().groups[0].free, 0u);
-  for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  Forks forks(device, small_pool(2 + 4), 20, 3);  // two full pages and 4 tokens
+  forks.expect_as_alone();
+  EXPECT_EQ(forks.group().free, 0u);
 }
 
 // Somebody who does not write keeps the page as it is: all who write copy it.
 TEST_F(ForkSteps, APageThatAnotherKeepsIsCopiedByAllWriters) {
-  Server server(device, small_pool(3));
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(4, 1));
-  talks.push_back(talks[0].fork());
-  const Talk still = talks[0].fork();
-  step_together(server, talks, 10);
-  EXPECT_EQ(server.pool.describe().groups[0].used, 3u);
-  EXPECT_EQ(server.pool.describe().groups[0].shared, 0u);
+  Forks forks(device, small_pool(3), 4);
+  const Talk still = forks.talks[0].fork();
+  step_together(forks.server, forks.talks, 10);
+  EXPECT_EQ(forks.group().used, 3u);
+  EXPECT_EQ(forks.group().shared, 0u);
 }
 
 // The shorter fork must not write where the longer one has tokens: the step may be taken back.
 TEST_F(ForkSteps, AStepThatIsTakenBackLeavesEveryForkItsTokens) {
-  const KvPoolOptions options = small_pool(2);
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(6, 1));
-  talks.push_back(talks[0].fork());
+  Forks forks(device, small_pool(2), 6);
+  auto& [server, talks] = forks;
   talks[0].rollback(3);
   const std::vector<int32_t> tokens = some_tokens(2, 5);
   const std::vector<TalkStep> steps = {{talks[0], tokens}, {talks[1], tokens}};
@@ -108,45 +99,34 @@ TEST_F(ForkSteps, AStepThatIsTakenBackLeavesEveryForkItsTokens) {
   server.append(steps, 0);  // layer 1 is missing
   server.encoder.submit().wait();
   server.batch.rollback();
-  EXPECT_EQ(server.pool.describe().groups[0].used, 1u);
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  EXPECT_EQ(forks.group().used, 1u);
+  forks.expect_as_alone();
 }
 
 TEST_F(ForkSteps, SinkTokensThatAStepDoesNotWriteAreNotCopied) {
   KvPoolOptions options = mixed_pool();
   options.sequences = 1;  // one page of sink tokens
   options.step_tokens = 256;
-  expect_fork_fits(options, 6);
+  Forks(device, options, 6).expect_as_alone();
 }
 
 TEST_F(ForkSteps, AFrontPageThatAllGiveUpIsRoom) {
   KvPoolOptions options = small_pool(3);
   options.layers = {{.k = KvFormat::f16, .v = KvFormat::f16, .window = 8}};
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(16, 1));
-  talks.push_back(talks[0].fork());  // the query at 16 sees keys from 9 on: page 0 is given up
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  EXPECT_EQ(server.pool.describe().groups[0].free, 0u);
-  EXPECT_EQ(server.pool.describe().groups[0].shared, 1u);
-  for (size_t i = 0; i < talks.size(); ++i) expect_as_alone(device, options, talks[i], bits[i]);
+  Forks forks(device, options, 16);
+  forks.expect_as_alone();  // the query at 16 sees keys from 9 on: page 0 is given up
+  EXPECT_EQ(forks.group().free, 0u);
+  EXPECT_EQ(forks.group().shared, 1u);
 }
 
 // One user who has the whole pool and has published all of it must be able to go on.
 TEST_F(ForkSteps, TheIndexLetsGoOfAPageRatherThanRefuse) {
-  const KvPoolOptions options = small_pool(2);
-  Server server(device, options);
-  std::vector<Talk> talks;
-  talks.push_back(server.talk());
-  server.fill(talks[0], some_tokens(16, 1));
-  server.pool.publish(talks[0].sequence, talks[0].tokens);
-  talks[0].rollback(2);
-  const std::vector<Bits> bits = step_together(server, talks, 10);
-  EXPECT_EQ(server.pool.describe().prefixes, 1u);
-  EXPECT_EQ(server.pool.describe().evictions, 1u);
-  expect_as_alone(device, options, talks[0], bits[0]);
+  Forks forks(device, small_pool(2), 16, 0);
+  forks.server.pool.publish(forks.talks[0].sequence, forks.talks[0].tokens);
+  forks.talks[0].rollback(2);
+  forks.expect_as_alone();
+  EXPECT_EQ(forks.server.pool.describe().prefixes, 1u);
+  EXPECT_EQ(forks.server.pool.describe().evictions, 1u);
 }
 
 // Pages of one group, in the plainest way.

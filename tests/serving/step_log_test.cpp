@@ -75,8 +75,7 @@ TEST_P(StepLogTest, WhatIsNotSubmittedIsNotSaved) {
 }
 
 TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
-  step(one, first, a, 8);
-  first.submit().wait();
+  run_step(one, a, 8);
   step(one, first, a, 3);
   first.clear();
   const auto all_refuse = [&](KvSequence& sequence) {
@@ -91,8 +90,7 @@ TEST_P(StepLogTest, WhatWasDroppedIsTruncated) {
   EXPECT_REFUSED(("kv_batch.begin_step", "there are 10"), one.begin_step(first, {{a, 1}}));
   a.rollback(2);
   KvSequence fork = a.fork();
-  step(one, first, a);
-  first.submit().wait();
+  run_step(one, a);
 }
 
 // Forks of a step that is not submitted share its fate.
@@ -114,8 +112,7 @@ TEST_P(StepLogTest, ACancelledStepInAList) {
   step(two, first, b);
   one.rollback();
   first.submit().wait();
-  step(one, first, a);
-  first.submit().wait();
+  run_step(one, a);
   pool.publish(b, {});
 }
 
@@ -166,15 +163,13 @@ TEST_P(StepLogTest, AGraphRunsInAStepOnly) {
 
 // Recorded in a step, kept as a graph: that step's alone.
 TEST_P(StepLogTest, AStepInAGraph) {
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
   EXPECT_REFUSED(("kv_pool.publish", "not replayed"), pool.publish(a, {}));
   graph.replay().wait();
   pool.publish(a, {});
-  step(one, first, a);
-  first.submit().wait();
+  run_step(one, a);
   EXPECT_REFUSED(("graph.replay", "over"), graph.replay());
 }
 
@@ -182,8 +177,7 @@ TEST_P(StepLogTest, AStepInAGraph) {
 // replayed again.
 TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
   const std::vector<std::string> words = {"from 0 on are in a graph that was not replayed"};
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   std::vector<Graph> graphs;
   for (uint64_t i = 0; i < layers; ++i) {
     append(one, second, i, 1);
@@ -198,8 +192,7 @@ TEST_P(StepLogTest, AStepInAGraphThatDoesNotRun) {
   }
   pool.publish(a, {});
   a.clear();
-  step(two, first, b);
-  first.submit().wait();
+  run_step(two, b);
   for (Graph& graph : graphs) {
     EXPECT_REFUSED(("graph.replay", "another step was begun"), graph.replay());
   }
@@ -212,8 +205,7 @@ TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   const auto expect_refused = [&](const auto& run) {
     EXPECT_TRUE(refused({"kv_batch.attend of layer 0 comes before the step's append()"}, run));
   };
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   append(one, first, 0, 1);
   first.clear();
   EXPECT_REFUSED(("kv_batch.attend", "layer 0 was not appended"), one.attend(first, 0, in));
@@ -229,8 +221,7 @@ TEST_P(StepLogTest, AnAttendBeforeTheAppendOfItsLayer) {
   one.attend(second, 0, in);
   const Graph attends = second.instantiate();
   one.end_step();
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   expect_refused([&] { attends.replay(); });
   appends.replay();
   attends.replay().wait();
@@ -242,12 +233,10 @@ TEST_P(StepLogTest, ARecordingThatDoesNotFitTheStep) {
   append_all(one, first, 2);
   const Graph graph = first.instantiate();
   one.end_step();
-  one.begin_step(first, {{a, 3}});
-  first.submit();
+  begin_and_submit(3);
   EXPECT_REFUSED(("graph.replay", "recorded with 2 rows, the step has 3 tokens"), graph.replay());
   one.rollback();
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   graph.replay().wait();
   one.end_step();
   one.record();  // its own list may be captured, an older graph may not run
@@ -275,8 +264,7 @@ TEST_P(StepLogTest, ADroppedStepOfAFork) {
   EXPECT_REFUSED(("kv_batch.begin_step", "from 8 on", "dropped"),
                  one.begin_step(first, {{fork, 1}}));
   fork.rollback(5);
-  step(one, first, fork);
-  first.submit().wait();
+  run_step(one, fork);
   EXPECT_EQ(server.run(origin, part(13, 9)), plain.run(expected, part(13, 9)));
 }
 
@@ -304,14 +292,12 @@ TEST_P(StepLogTest, ABatchThatIsGone) {
   first.submit().wait();
   EXPECT_EQ(a.length(), 1u);
   EXPECT_REFUSED(("graph.replay", "none is begun"), graph.replay());
-  step(one, first, a);
-  first.submit().wait();
+  run_step(one, a);
 }
 
 // A graph of one step is closed when a sequence of that step gives its pages back.
 TEST_P(StepLogTest, AStepInAGraphWhoseSequenceWasTruncated) {
-  one.begin_step(first, {{a, 1}});
-  first.submit();
+  begin_and_submit(1);
   append_all(one, first, 1);
   const Graph graph = first.instantiate();
   a.clear();

@@ -43,8 +43,7 @@ TEST_P(StepThreadsTest, EveryCallRefusesASecondThread) {
   const std::string path =
       (std::filesystem::temp_directory_path() / "gyre_second_thread.pool").string();
   const std::vector<int32_t> tokens = some_tokens(16, 1);
-  step(one, first, a, 16);
-  first.submit().wait();
+  run_step(one, a, 16);
   pool.publish(a, tokens);
   pool.save(a, path);
   const std::vector<std::byte> page = pool.export_page(a, 0);

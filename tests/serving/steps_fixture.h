@@ -19,6 +19,15 @@ class StepsTest : public testing::TestWithParam<KvPoolOptions> {
     batch.begin_step(encoder, {{sequence, tokens}});
     append_all(batch, encoder, tokens);
   }
+  void run_step(KvBatch& batch, KvSequence& sequence, uint64_t tokens = 1) {
+    step(batch, first, sequence, tokens);
+    first.submit().wait();
+  }
+  // A step of `a` whose appends and attends come later.
+  void begin_and_submit(uint64_t tokens) {
+    one.begin_step(first, {{a, tokens}});
+    first.submit();
+  }
 
   Device device = Device::open("cpu", {.threads = 1});
   Server server{device, GetParam(), {.max_sequences = 4, .max_tokens = 40}};
