@@ -15,11 +15,19 @@ const Device& device() {
 
 constexpr KvFormat kPairFormats[] = {KvFormat::f16, KvFormat::tq8, KvFormat::tq4, KvFormat::tq3};
 
+void expect_holds(const AttentionCase& c) { EXPECT_TRUE(attention_holds(device(), c)); }
+
+// K and V of one format.
+void expect_holds(KvFormat format, AttentionCase c) {
+  c.k = c.v = format;
+  expect_holds(c);
+}
+
 TEST(Attention, EveryPairOfFormatsAtEveryLength) {
   for (const KvFormat k : kPairFormats) {
     for (const KvFormat v : kPairFormats) {
       for (const uint64_t length : {0, 1, 31, 32, 33, 1000, 4097}) {
-        EXPECT_TRUE(attention_holds(device(), {.length = length, .k = k, .v = v}));
+        expect_holds({.length = length, .k = k, .v = v});
       }
     }
   }
@@ -28,8 +36,7 @@ TEST(Attention, EveryPairOfFormatsAtEveryLength) {
 TEST(Attention, EveryGroupSize) {
   for (const uint64_t group : {1, 2, 4, 6, 7, 8, 12, 16, 40, 71}) {
     for (const KvFormat format : kPairFormats) {
-      EXPECT_TRUE(attention_holds(
-          device(), {.heads = 2 * group, .kv_heads = 2, .length = 133, .k = format, .v = format}));
+      expect_holds(format, {.heads = 2 * group, .kv_heads = 2, .length = 133});
     }
   }
 }
@@ -38,42 +45,29 @@ TEST(Attention, EveryHeadDim) {
   for (const uint64_t dim : {16, 24, 40, 64, 80, 88, 96, 128, 192, 256, 512, 576, 1016, 1024}) {
     for (const KvFormat format : kv_formats()) {
       if (!stores(format, dim)) continue;
-      EXPECT_TRUE(
-          attention_holds(device(), {.k_dim = dim, .length = 75, .k = format, .v = format}));
+      expect_holds(format, {.k_dim = dim, .length = 75});
     }
   }
   for (const uint64_t dim : {256, 512}) {
     for (const KvFormat v : kv_formats()) {
-      for (const uint64_t tokens : {1, 4})
-        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens, .k_dim = dim, .v = v}));
+      for (const uint64_t tokens : {1, 4}) expect_holds({.tokens = tokens, .k_dim = dim, .v = v});
     }
   }
   for (const uint64_t dim : {520, 768, 1024})
-    EXPECT_TRUE(attention_holds(device(), {.tokens = 20, .k_dim = dim, .length = 40}));
-  EXPECT_TRUE(attention_holds(
-      device(), {.k_dim = 192, .v_dim = 128, .k = KvFormat::tq8, .v = KvFormat::tq4}));
-  EXPECT_TRUE(attention_holds(
-      device(), {.k_dim = 576, .v_dim = 512, .k = KvFormat::f16, .v = KvFormat::f16}));
+    expect_holds({.tokens = 20, .k_dim = dim, .length = 40});
+  expect_holds({.k_dim = 192, .v_dim = 128, .k = KvFormat::tq8, .v = KvFormat::tq4});
+  expect_holds({.k_dim = 576, .v_dim = 512, .k = KvFormat::f16, .v = KvFormat::f16});
 }
 
 TEST(Attention, WindowsAndRings) {
   for (const KvFormat format : kPairFormats) {
     for (const uint64_t window : {0, 1, 17, 200}) {
       for (uint64_t start = 0; start < 67; start += window == 17 ? 1 : 13) {
-        EXPECT_TRUE(attention_holds(device(), {.length = 67,
-                                               .capacity = 67,
-                                               .ring_start = start,
-                                               .k = format,
-                                               .v = format,
-                                               .window = window}));
+        expect_holds(format, {.length = 67, .capacity = 67, .ring_start = start, .window = window});
       }
-      EXPECT_TRUE(attention_holds(device(), {.tokens = 5,
-                                             .length = 100,
-                                             .capacity = 131,
-                                             .ring_start = 90,
-                                             .k = format,
-                                             .v = format,
-                                             .window = window}));
+      expect_holds(
+          format,
+          {.tokens = 5, .length = 100, .capacity = 131, .ring_start = 90, .window = window});
     }
   }
 }
@@ -91,14 +85,12 @@ TEST(Attention, RingsOfLargeHeads) {
                           .length = 150,
                           .capacity = 150,
                           .ring_start = start,
-                          .k = format,
-                          .v = format,
                           .causal = window == 0 || start != 70,
                           .window = window};
-          EXPECT_TRUE(attention_holds(device(), c));
+          expect_holds(format, c);
           if (dim != 512 || class_of(format) != FormatClass::mlx_native) continue;
           c.scale_factor = format == KvFormat::mlx_native4 ? 0.7f : 2.0f;
-          EXPECT_TRUE(attention_holds(device(), c));
+          expect_holds(format, c);
         }
       }
     }
@@ -110,15 +102,15 @@ TEST(Attention, PrefillAtEveryOffset) {
   for (const uint64_t dim : {64, 256, 512}) {
     for (const uint64_t offset : {0, 8, 32}) {
       for (const uint64_t window : {0, 20}) {
-        EXPECT_TRUE(attention_holds(device(), {.tokens = 56,
-                                               .kv_heads = 2,
-                                               .k_dim = dim,
-                                               .length = offset + 56,
-                                               .k = KvFormat::bf16,
-                                               .v = KvFormat::bf16,
-                                               .q_dtype = DType::bf16,
-                                               .out_dtype = DType::bf16,
-                                               .window = window}));
+        expect_holds({.tokens = 56,
+                      .kv_heads = 2,
+                      .k_dim = dim,
+                      .length = offset + 56,
+                      .k = KvFormat::bf16,
+                      .v = KvFormat::bf16,
+                      .q_dtype = DType::bf16,
+                      .out_dtype = DType::bf16,
+                      .window = window});
       }
     }
   }
@@ -127,14 +119,10 @@ TEST(Attention, PrefillAtEveryOffset) {
 TEST(Attention, SeveralQueries) {
   for (const KvFormat format : kPairFormats) {
     for (uint64_t tokens = 1; tokens <= 16; ++tokens) {
-      EXPECT_TRUE(attention_holds(
-          device(),
-          {.tokens = tokens, .heads = 4, .kv_heads = 2, .length = 200, .k = format, .v = format}));
+      expect_holds(format, {.tokens = tokens, .heads = 4, .kv_heads = 2, .length = 200});
     }
-    EXPECT_TRUE(
-        attention_holds(device(), {.tokens = 130, .length = 150, .k = format, .v = format}));
-    EXPECT_TRUE(attention_holds(
-        device(), {.tokens = 9, .length = 5, .k = format, .v = format}));  // more queries than keys
+    expect_holds(format, {.tokens = 130, .length = 150});
+    expect_holds(format, {.tokens = 9, .length = 5});  // more queries than keys
   }
 }
 
@@ -142,34 +130,31 @@ TEST(Attention, EverythingTogether) {
   for (const KvFormat format : kPairFormats) {
     for (const uint64_t tokens : {1, 7, 33}) {
       for (const uint64_t splits : {0, 1, 3, 32}) {
-        EXPECT_TRUE(attention_holds(device(), {.tokens = tokens,
-                                               .heads = 6,
-                                               .kv_heads = 3,
-                                               .length = 300,
-                                               .capacity = 311,
-                                               .ring_start = 200,
-                                               .k = format,
-                                               .v = format,
-                                               .window = 170,
-                                               .soft_cap = 3,
-                                               .sink_logits = true,
-                                               .alibi_slopes = true,
-                                               .tree_mask = true,
-                                               .splits = splits}));
+        expect_holds(format, {.tokens = tokens,
+                              .heads = 6,
+                              .kv_heads = 3,
+                              .length = 300,
+                              .capacity = 311,
+                              .ring_start = 200,
+                              .window = 170,
+                              .soft_cap = 3,
+                              .sink_logits = true,
+                              .alibi_slopes = true,
+                              .tree_mask = true,
+                              .splits = splits});
       }
     }
   }
 }
 
 TEST(Attention, ManySplitsOfALongCache) {
-  EXPECT_TRUE(attention_holds(
-      device(), {.heads = 16, .kv_heads = 8, .k_dim = 256, .length = 3000, .splits = 32}));
+  expect_holds({.heads = 16, .kv_heads = 8, .k_dim = 256, .length = 3000, .splits = 32});
 }
 
 TEST(Attention, SharpQueries) {
   for (const KvFormat k : kPairFormats) {
     for (const KvFormat v : kPairFormats) {
-      EXPECT_TRUE(attention_holds(device(), {.length = 1000, .k = k, .v = v, .q_gain = 8}));
+      expect_holds({.length = 1000, .k = k, .v = v, .q_gain = 8});
     }
   }
 }

@@ -56,6 +56,18 @@ class KvCalibrated : public testing::Test {
     made.calibration = {{k.calibration, v.calibration}};
     return made;
   }
+  KvPool pool_of(const KvCacheOptions& o, uint64_t pages) const {
+    return KvPool(device, {.kv_heads = o.kv_heads,
+                           .head_dim = o.head_dim,
+                           .v_head_dim = o.v_head_dim,
+                           .layers = o.layers,
+                           .pages = pages,
+                           .page_tokens = 8,
+                           .calibration = o.calibration});
+  }
+  Tensor rows(uint64_t count, uint64_t heads, uint64_t dim) {
+    return normal_tensor(device, {count, heads, dim}, random);
+  }
 
   std::mt19937 random{11};
   Device device = test_device();
@@ -169,21 +181,15 @@ TEST_F(KvCalibrated, PoolAndCacheAgree) {
   const Side k = side(kDim, true), v = side(kValueDim, true);
   const KvCacheOptions wanted = options(layer, k, v);
   KvCache cache(device, wanted);
-  KvPool pool(device, {.kv_heads = kKvHeads,
-                       .head_dim = kDim,
-                       .v_head_dim = kValueDim,
-                       .layers = {layer},
-                       .pages = 32,
-                       .page_tokens = 8,
-                       .calibration = wanted.calibration});
+  KvPool pool = pool_of(wanted, 32);
   EXPECT_NE(pool.describe().calibration, 0u);
   KvBatch batch(pool, {.max_sequences = 2, .max_tokens = 64});
   KvSequence sequence = pool.sequence();
   Encoder encoder(device);
   for (const uint64_t count : {30u, 1u, 7u, 1u}) {
-    const Tensor new_k = tensor(normal(count * kKvHeads * kDim), {count, kKvHeads, kDim});
-    const Tensor new_v = tensor(normal(count * kKvHeads * kValueDim), {count, kKvHeads, kValueDim});
-    const Tensor q = tensor(normal(count * kHeads * kDim), {count, kHeads, kDim});
+    const Tensor new_k = rows(count, kKvHeads, kDim);
+    const Tensor new_v = rows(count, kKvHeads, kValueDim);
+    const Tensor q = rows(count, kHeads, kDim);
     const Tensor a = device.tensor(DType::f32, {count, kHeads, kValueDim});
     const Tensor b = device.tensor(DType::f32, {count, kHeads, kValueDim});
     cache.begin_step(encoder, count);
@@ -204,9 +210,9 @@ TEST_F(KvCalibrated, RopeAppendIsRopeThenAppend) {
   KvCache fused(device, options(layer, k, v)), apart(device, options(layer, k, v));
   Encoder encoder(device);
   const uint64_t count = 20;
-  const Tensor new_k = tensor(normal(count * kKvHeads * kDim), {count, kKvHeads, kDim});
-  const Tensor new_v = tensor(normal(count * kKvHeads * kValueDim), {count, kKvHeads, kValueDim});
-  const Tensor q = tensor(normal(count * kHeads * kDim), {count, kHeads, kDim});
+  const Tensor new_k = rows(count, kKvHeads, kDim);
+  const Tensor new_v = rows(count, kKvHeads, kValueDim);
+  const Tensor q = rows(count, kHeads, kDim);
   const Tensor rotated_q = device.tensor(DType::f32, q.shape());
   const Tensor rotated_k = device.tensor(DType::f32, new_k.shape());
   const RopeOptions rope_options{};
@@ -230,8 +236,7 @@ TEST_F(KvCalibrated, FilesNameTheirCalibration) {
   KvCache cache(device, options(layer, k, v));
   Encoder encoder(device);
   cache.begin_step(encoder, 5);
-  cache.append(encoder, 0, tensor(normal(5 * kKvHeads * kDim), {5, kKvHeads, kDim}),
-               tensor(normal(5 * kKvHeads * kValueDim), {5, kKvHeads, kValueDim}));
+  cache.append(encoder, 0, rows(5, kKvHeads, kDim), rows(5, kKvHeads, kValueDim));
   encoder.submit().wait();
   const Folder folder;
   cache.save(folder / "a");
@@ -251,22 +256,13 @@ TEST_F(KvCalibrated, FilesNameTheirCalibration) {
 TEST_F(KvCalibrated, PagesNameTheirCalibration) {
   const KvLayer layer{.k = KvFormat::tq4, .v = KvFormat::tq4};
   const Side k = side(kDim, false), v = side(kValueDim, false), other = side(kDim, false);
-  const auto pool_of = [&](const Side& keys) {
-    return KvPool(device, {.kv_heads = kKvHeads,
-                           .head_dim = kDim,
-                           .v_head_dim = kValueDim,
-                           .layers = {layer},
-                           .pages = 8,
-                           .page_tokens = 8,
-                           .calibration = options(layer, keys, v).calibration});
-  };
-  KvPool pool = pool_of(k), same = pool_of(k), another = pool_of(other);
+  KvPool pool = pool_of(options(layer, k, v), 8), same = pool_of(options(layer, k, v), 8),
+         another = pool_of(options(layer, other, v), 8);
   KvBatch batch(pool, {.max_sequences = 1, .max_tokens = 8});
   KvSequence sequence = pool.sequence();
   Encoder encoder(device);
   batch.begin_step(encoder, {{sequence, 8}});
-  batch.append(encoder, 0, tensor(normal(8 * kKvHeads * kDim), {8, kKvHeads, kDim}),
-               tensor(normal(8 * kKvHeads * kValueDim), {8, kKvHeads, kValueDim}));
+  batch.append(encoder, 0, rows(8, kKvHeads, kDim), rows(8, kKvHeads, kValueDim));
   encoder.submit().wait();
   const std::vector<std::byte> page = pool.export_page(sequence, 0);
   KvSequence there = same.sequence(), elsewhere = another.sequence();
@@ -301,14 +297,7 @@ TEST_F(KvCalibrated, RefusesAnInverseThatIsNone) {
   const auto refused = [&](const std::vector<std::string>& message, const Side& k, const Side& v) {
     const KvCacheOptions wanted = options(tq4, k, v);
     EXPECT_TRUE(test::refused(message, [&] { KvCache(device, wanted); }));
-    EXPECT_TRUE(test::refused({"kv_pool", message.back()}, [&] {
-      KvPool(device, {.kv_heads = kKvHeads,
-                      .head_dim = kDim,
-                      .v_head_dim = kValueDim,
-                      .layers = {tq4},
-                      .pages = 8,
-                      .calibration = wanted.calibration});
-    }));
+    EXPECT_TRUE(test::refused({"kv_pool", message.back()}, [&] { pool_of(wanted, 8); }));
   };
   const auto changed = [&](const Side& of, uint64_t n, uint64_t at, float by) {
     Side made = of;
