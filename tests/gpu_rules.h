@@ -1,9 +1,8 @@
 #pragma once
 // What holds on every GPU, for the tests of a backend's host side.
 
-#include <thread>
-
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "tensor_bytes.h"
 
 namespace gyre::test {
@@ -123,24 +122,21 @@ inline Trace expect_traced_copies(const Device& device, const std::string& kerne
 }
 
 inline void expect_threads_served(const Device& device, const RecordCopy& copy) {
-  std::vector<std::thread> threads;
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
-    threads.emplace_back([&device, &copy, seed] {
-      for (uint32_t round = 0; round < 50; ++round) {
-        const uint64_t bytes = 1000 + 100 * round;
-        const Tensor from = filled(device, bytes, seed), to = device.tensor(DType::u8, {bytes});
-        Encoder encoder(device);
-        copy(encoder, from, to);
-        if (round % 2 == 0) {
-          encoder.submit();
-        } else {
-          encoder.instantiate().replay();
-        }
-        EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+  in_threads(4, [&](size_t thread) {
+    const auto seed = static_cast<uint32_t>(thread + 1);
+    for (uint32_t round = 0; round < 50; ++round) {
+      const uint64_t bytes = 1000 + 100 * round;
+      const Tensor from = filled(device, bytes, seed), to = device.tensor(DType::u8, {bytes});
+      Encoder encoder(device);
+      copy(encoder, from, to);
+      if (round % 2 == 0) {
+        encoder.submit();
+      } else {
+        encoder.instantiate().replay();
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      EXPECT_EQ(read_bytes(to), pattern_bytes(bytes, seed)) << "a read waits for the work";
+    }
+  });
 }
 
 inline void expect_fences_and_tensors_outlive(const char* name, const RecordCopy& copy) {

@@ -7,7 +7,6 @@ namespace {
 class CBuffers : public CEqualsCpp {
  protected:
   void SetUp() override {
-    const gyre_device on{{.value = device}};
     ASSERT_EQ(gyre_kv_buffer_allocate(&on, &k_shape, &ka), GYRE_OK) << gyre_last_error();
     ASSERT_EQ(gyre_kv_buffer_allocate(&on, &v_shape, &va), GYRE_OK) << gyre_last_error();
     const Tensor k = random({kSlots, kKvHeads, kDim}), v = random({kSlots, kKvHeads, kDim});
@@ -74,7 +73,6 @@ TEST_F(CBuffers, AScaleFactorIsTheBuffers) {
                       .kv_heads = 1,
                       .capacity = 4,
                       .head_dim = 512};
-  const gyre_device on{{.value = device}};
   for (const float factor : {0.0f, 16.0f}) {
     shape.scale_factor = factor;
     gyre_kv_buffer* made = nullptr;

@@ -124,7 +124,6 @@ TEST_F(CCalibration, KvTransform) {
 }
 
 TEST_F(CCalibration, CachesAndPoolsTakeIt) {
-  const gyre_device on{{.value = device}};
   const gyre_kv_calibration both[] = {k_c, v_c};
   const gyre_kv_layer layer{.size = sizeof layer, .k = GYRE_KV_TQ4, .v = GYRE_KV_TQ4};
   gyre_kv_cache_options options{.size = sizeof options,

@@ -45,6 +45,7 @@ class CEqualsCpp : public testing::Test {
   }
 
   Device device = Device::open("cpu");
+  const gyre_device on{{.value = device}};
   gyre_encoder encoder{{.value = Encoder(device)}};
   std::mt19937 numbers{1};
   std::normal_distribution<float> normal;

@@ -7,7 +7,6 @@ namespace {
 class CPages : public CEqualsCpp {
  protected:
   void SetUp() override {
-    const gyre_device on{{.value = device}};
     gyre_kv_pages* allocated = nullptr;
     ASSERT_EQ(gyre_kv_pages_allocate(&on, &shape, 3, &allocated), GYRE_OK) << gyre_last_error();
     ASSERT_EQ(gyre_kv_pages_bytes(allocated, &memory), GYRE_OK);
@@ -120,7 +119,6 @@ TEST_F(CPages, Attention) {
 }
 
 TEST_F(CEqualsCpp, Cache) {
-  const gyre_device on{{.value = device}};
   const gyre_kv_cache_options options{.size = sizeof options,
                                       .kv_heads = kKvHeads,
                                       .head_dim = kDim,
@@ -157,7 +155,6 @@ TEST_F(CEqualsCpp, Cache) {
 }
 
 TEST_F(CEqualsCpp, LayersThatDifferAndShare) {
-  const gyre_device on{{.value = device}};
   gyre_kv_layer layers[3] = {
       {.size = sizeof layers[0]},
       {.size = sizeof layers[0], .window = 6, .kv_heads = 1, .head_dim = 128, .v_head_dim = 16},
@@ -210,7 +207,6 @@ TEST_F(CEqualsCpp, LayersThatDifferAndShare) {
 }
 
 TEST_F(CEqualsCpp, PoolDefaults) {
-  const gyre_device on{{.value = device}};
   const gyre_kv_pool_options options{.size = sizeof options,
                                      .kv_heads = kKvHeads,
                                      .head_dim = kDim,

@@ -1,24 +1,14 @@
 // A capacity is a limit: memory becomes resident when tokens come, and copies, snapshots and loads
 // take what is held.
-#include <unistd.h>
-
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "folder.h"
 #include "gyre_test.h"
+#include "resident_bytes.h"
 
 namespace gyre::test {
 namespace {
-
-// Pages of this process that have memory.
-uint64_t resident_bytes() {
-  std::ifstream in("/proc/self/statm");
-  uint64_t all = 0, resident = 0;
-  in >> all >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kKvHeads = 2, kDim = 128, kStep = 512;

@@ -2,7 +2,6 @@
 // where there is no GPU; the fake driver has one.
 #include <atomic>
 #include <barrier>
-#include <thread>
 
 #include "abi/attention_plan.h"
 #include "cuda/compiler.h"
@@ -11,6 +10,7 @@
 #include "cuda/kernels.h"
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "ops/cache_ops.h"
 #include "runtime/recorder.h"
 #include "test_device.h"
@@ -154,14 +154,10 @@ TEST_F(CudaPipelines, OneKernelIsCompiledOnce) {
   constexpr int kThreads = 4;
   std::barrier start(kThreads);
   std::array<cuda::KernelCompiler::Kernel, kThreads> got;
-  std::vector<std::thread> threads;
-  for (auto& one : got) {
-    threads.emplace_back([&] {
-      start.arrive_and_wait();
-      one = compiler.get(job);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(kThreads, [&](size_t i) {
+    start.arrive_and_wait();
+    got[i] = compiler.get(job);
+  });
   std::set<cuda::KernelCompiler::Kernel> built;
   for (const auto& one : got) {
     if (!one->from_cache) built.insert(one);  // who comes late reads the file

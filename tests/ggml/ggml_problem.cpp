@@ -6,9 +6,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <thread>
 
 #include "gyre/dtype.h"
+#include "in_threads.h"
 #include "integrations/ggml/attention.h"
 
 namespace gyre::ggml::test {
@@ -194,19 +194,15 @@ std::vector<float> Memory::run(uint32_t threads) {
   const Plan plan(problem);
   std::vector<float> partials(plan.partial_floats(problem));
   Call call(problem, plan, partials.data());
-  std::vector<std::thread> running;
-  for (uint32_t i = 0; i < threads; ++i) {
-    running.emplace_back([&] {
-      const uint64_t bytes = (plan.scratch_floats(problem) * 4 + 63) / 64 * 64;
-      const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, bytes),
-                                                                &std::free);
-      // Whatever was there before must not matter.
-      std::fill_n(static_cast<float*>(scratch.get()), bytes / 4,
-                  std::numeric_limits<float>::quiet_NaN());
-      ggml::run(call, threads, static_cast<float*>(scratch.get()));
-    });
-  }
-  for (std::thread& thread : running) thread.join();
+  gyre::test::in_threads(threads, [&](size_t) {
+    const uint64_t bytes = (plan.scratch_floats(problem) * 4 + 63) / 64 * 64;
+    const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, bytes),
+                                                              &std::free);
+    // Whatever was there before must not matter.
+    std::fill_n(static_cast<float*>(scratch.get()), bytes / 4,
+                std::numeric_limits<float>::quiet_NaN());
+    ggml::run(call, threads, static_cast<float*>(scratch.get()));
+  });
   return out;
 }
 

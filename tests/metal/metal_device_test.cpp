@@ -1,10 +1,10 @@
 // The Metal backend's host side on whatever driver there is: the stand-in on Linux, Apple's on a
 // Mac.
-#include <thread>
 
 #include "expect_error.h"
 #include "gpu_rules.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "metal/test_kernels.h"
 #include "test_device.h"
 
@@ -170,15 +170,11 @@ TEST_F(MetalDevice, AFenceIsSharedByThreads) {
     Encoder encoder(device());
     record_copy(encoder, from, to);
     const Fence fence = encoder.submit();
-    std::vector<std::thread> threads;
-    for (int i = 0; i < 3; ++i) {
-      threads.emplace_back([&, i] {
-        if (i == 0) device().wait();
-        fence.wait();
-        EXPECT_TRUE(fence.done());
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    in_threads(3, [&](size_t i) {
+      if (i == 0) device().wait();
+      fence.wait();
+      EXPECT_TRUE(fence.done());
+    });
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 
 namespace gyre::test {
 namespace {
@@ -184,8 +185,8 @@ TEST_F(Pool, StorageMayOutliveIt) {
 TEST_F(Pool, NeverTwoOwnersUnderFourThreads) {
   const auto pool = make_pool(1 << 16);
   std::atomic<uint64_t> broken{0};
-  const auto work = [&](uint8_t thread) {
-    std::mt19937 random(thread);
+  in_threads(4, [&](size_t thread) {
+    std::mt19937 random(static_cast<uint32_t>(thread));
     std::vector<std::pair<std::shared_ptr<Storage>, uint8_t>> held;
     for (int i = 0; i < 8000; ++i) {
       if (held.size() < 6 && random() % 2 == 0) {
@@ -201,10 +202,7 @@ TEST_F(Pool, NeverTwoOwnersUnderFourThreads) {
       }
       if (random() % 500 == 0) pool->trim();
     }
-  };
-  std::vector<std::thread> threads;
-  for (uint8_t t = 0; t < 4; ++t) threads.emplace_back(work, t);
-  for (std::thread& thread : threads) thread.join();
+  });
   EXPECT_EQ(broken.load(), 0u);
   EXPECT_EQ(pool->use().in_use_bytes, 0u);
   EXPECT_LE(pool->use().cached_bytes, 1u << 16);

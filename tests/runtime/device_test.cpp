@@ -1,11 +1,11 @@
 #include "gyre/device.h"
 
 #include <cstdlib>
-#include <thread>
 
 #include "cpu/device.h"
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "ops/table.h"
 #include "runtime/cpu_quota.h"
 #include "runtime/test_kernels.h"
@@ -186,15 +186,11 @@ TEST(Device, ReturnsTheSamePipelineToAll) {
   const std::shared_ptr<const Pipeline> first = impl_of(device)->pipeline(kMix.info, 0);
   EXPECT_EQ(first->kernel, &kMix.info);
   EXPECT_EQ(first->spec, 0u);
-  std::vector<std::thread> threads;
   std::atomic<int> others{0};
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 100; ++i)
-        others += impl_of(device)->pipeline(kMix.info, 0) == first ? 0 : 1;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(4, [&](size_t) {
+    for (int i = 0; i < 100; ++i)
+      others += impl_of(device)->pipeline(kMix.info, 0) == first ? 0 : 1;
+  });
   EXPECT_EQ(others.load(), 0);
   EXPECT_NE(impl_of(device)->pipeline(kMix.info, 1), first);
   EXPECT_NE(impl_of(device)->pipeline(kFold.info, 0), first);

@@ -4,6 +4,7 @@
 
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {
@@ -245,19 +246,15 @@ TEST_F(EncoderTest, ASecondThreadIsRefusedWhileAnOpRecords) {
 
 TEST_F(EncoderTest, OneDeviceServesManyEncodersInManyThreads) {
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (uint32_t t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      Encoder encoder(device_);
-      for (uint32_t i = 0; i < 200; ++i) {
-        const Tensor in = bytes(100), out = bytes(100);
-        record_mix(encoder, {.a = in, .out = out, .salt = t * 7 + i, .tasks = 3});
-        encoder.submit().wait();
-        if (out.data<uint8_t>()[99] != mix_value(0, 0, 99, t * 7 + i)) ++wrong;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(4, [&](uint32_t t) {
+    Encoder encoder(device_);
+    for (uint32_t i = 0; i < 200; ++i) {
+      const Tensor in = bytes(100), out = bytes(100);
+      record_mix(encoder, {.a = in, .out = out, .salt = t * 7 + i, .tasks = 3});
+      encoder.submit().wait();
+      if (out.data<uint8_t>()[99] != mix_value(0, 0, 99, t * 7 + i)) ++wrong;
+    }
+  });
   EXPECT_EQ(wrong.load(), 0);
 }
 

@@ -1,9 +1,8 @@
 #include "gyre/graph.h"
 
-#include <thread>
-
 #include "expect_error.h"
 #include "gyre_test.h"
+#include "in_threads.h"
 #include "runtime/test_kernels.h"
 
 namespace gyre::test {
@@ -108,13 +107,9 @@ TEST_F(GraphTest, SeveralThreadsReplayOneGraph) {
   constexpr int kReplays = 100;
   const Tensor counter = bytes(64);
   const Graph graph = counting_graph(counter);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      for (int r = 0; r < kReplays; ++r) graph.replay().wait();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(kThreads, [&](size_t) {
+    for (int r = 0; r < kReplays; ++r) graph.replay().wait();
+  });
   for (uint64_t i = 0; i < 64; ++i) {
     ASSERT_EQ(counter.data<uint8_t>()[i], counted(i, kThreads * kReplays))
         << "one replay at a time";

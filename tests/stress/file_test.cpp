@@ -9,11 +9,11 @@
 
 #include <csignal>
 #include <locale>
-#include <thread>
 
 #include "cache/snapshot_fixture.h"
 #include "expect_error.h"
 #include "files/container.h"
+#include "in_threads.h"
 #include "serving/serving_fixture.h"
 #include "stress/failing_files.h"
 
@@ -299,24 +299,20 @@ TEST_F(Files, TemporaryNamesDoNotDependOnTheLocale) {
 // Files that others write at this moment are not taken for left ones.
 TEST_F(Files, SavesToOnePathAtTheSameTime) {
   constexpr int kThreads = 6, kSaves = 40;
-  std::vector<std::thread> threads;
   std::atomic<int> failures{0};
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      try {
-        const std::byte content[4] = {static_cast<std::byte>(t)};
-        for (int i = 0; i < kSaves; ++i) {
-          NewFile file("test", folder / "a");
-          file.write_at(0, content);
-          file.commit();
-        }
-      } catch (const Error& error) {
-        ++failures;
-        std::fprintf(stderr, "%s\n", error.what());
+  in_threads(kThreads, [&](size_t t) {
+    try {
+      const std::byte content[4] = {static_cast<std::byte>(t)};
+      for (int i = 0; i < kSaves; ++i) {
+        NewFile file("test", folder / "a");
+        file.write_at(0, content);
+        file.commit();
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+    } catch (const Error& error) {
+      ++failures;
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+  });
   EXPECT_EQ(failures, 0);
   EXPECT_EQ(folder.files(), 1u);
 }

@@ -1,23 +1,14 @@
 // The process that lives: eight threads, each with a cache and a sequence of a pool that four
 // share.
-#include <unistd.h>
-
-#include <fstream>
 #include <memory>
 #include <random>
-#include <thread>
 
+#include "in_threads.h"
+#include "resident_bytes.h"
 #include "stress/life_talks.h"
 
 namespace gyre::test {
 namespace {
-
-uint64_t resident_kib() {
-  std::ifstream in("/proc/self/statm");
-  uint64_t all = 0, resident = 0;
-  in >> all >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 1024;
-}
 
 struct Folder {
   std::string path;
@@ -156,7 +147,7 @@ class ThreadLife {
     } else {
       return false;
     }
-    if (random_() % 64 == 0) shared_.resident_kib = resident_kib();
+    if (random_() % 64 == 0) shared_.resident_kib = resident_bytes() / 1024;
     return true;
   }
 
@@ -207,26 +198,22 @@ int live(LifeShared& shared, const std::string& path, uint64_t seed) try {
   const Device device = Device::open("cpu", {.threads = 2, .spin_us = 0});
   std::vector<std::unique_ptr<LifePool>> pools;
   for (size_t i = 0; i < kLifePools; ++i) pools.push_back(std::make_unique<LifePool>(device));
-  std::vector<std::thread> threads;
   std::atomic<bool> failed = false;
-  for (size_t i = 0; i < kLifeThreads; ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        LifePool& pool = *pools[i % kLifePools];
-        std::unique_lock lock(pool.mutex);  // its sequences come and go one after the other
-        const auto life = std::make_unique<ThreadLife>(shared, folder, device, pool, i, seed);
-        lock.unlock();
-        life->recover();
-        life->run();
-        lock.lock();
-      } catch (const std::exception& error) {
-        shared.fail("thread " + std::to_string(i) + ": " + error.what());
-        failed = true;
-        shared.stop = 1;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  in_threads(kLifeThreads, [&](size_t i) {
+    try {
+      LifePool& pool = *pools[i % kLifePools];
+      std::unique_lock lock(pool.mutex);  // its sequences come and go one after the other
+      const auto life = std::make_unique<ThreadLife>(shared, folder, device, pool, i, seed);
+      lock.unlock();
+      life->recover();
+      life->run();
+      lock.lock();
+    } catch (const std::exception& error) {
+      shared.fail("thread " + std::to_string(i) + ": " + error.what());
+      failed = true;
+      shared.stop = 1;
+    }
+  });
   return failed ? 1 : 0;
 } catch (const std::exception& error) {
   shared.fail(error.what());

@@ -1,26 +1,17 @@
 // Decode steps without end: the same conversation again and again gives the same bits, and takes no
 // more memory. GYRE_SOAK_STEPS says how many, or GYRE_SOAK_SECONDS for how long.
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "gyre_test.h"
+#include "resident_bytes.h"
 
 namespace gyre::test {
 namespace {
 
 constexpr uint64_t kHeads = 4, kKvHeads = 2, kDim = 32, kTalk = 150, kLayers = 3;
-
-uint64_t resident_bytes() {
-  std::ifstream in("/proc/self/statm");
-  uint64_t all = 0, resident = 0;
-  in >> all >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
 
 uint64_t wanted(const char* variable, uint64_t usual) {
   const char* const text = std::getenv(variable);
