@@ -19,20 +19,22 @@ class AttentionKernelSets : public testing::TestWithParam<size_t> {
   static void expect_near(const AttentionCase& c) {
     EXPECT_TRUE(attention_holds(Device::open("cpu", {.threads = 2}), c));
   }
+  static void expect_near(KvFormat format, AttentionCase c) {
+    c.k = c.v = format;
+    expect_near(c);
+  }
   // A ring with all that scores may have.
   static void expect_everything(uint64_t tokens, KvFormat format) {
-    expect_near({.tokens = tokens,
-                 .heads = 8,
-                 .kv_heads = 2,
-                 .length = 200,
-                 .capacity = 211,
-                 .ring_start = 150,
-                 .k = format,
-                 .v = format,
-                 .window = 70,
-                 .soft_cap = 20,
-                 .sink_logits = true,
-                 .alibi_slopes = true});
+    expect_near(format, {.tokens = tokens,
+                         .heads = 8,
+                         .kv_heads = 2,
+                         .length = 200,
+                         .capacity = 211,
+                         .ring_start = 150,
+                         .window = 70,
+                         .soft_cap = 20,
+                         .sink_logits = true,
+                         .alibi_slopes = true});
   }
 };
 
@@ -41,12 +43,12 @@ TEST_P(AttentionKernelSets, EveryFormatOddShapesAndRows) {
     for (const uint64_t dim : {64, 80, 96, 128, 192, 256, 576}) {
       if (!stores(format, dim)) continue;
       for (const uint64_t heads : {1, 2, 3, 4, 7, 16})
-        expect_near({.heads = heads, .k_dim = dim, .length = 77, .k = format, .v = format});
+        expect_near(format, {.heads = heads, .k_dim = dim, .length = 77});
     }
     for (const uint64_t dim : {72, 88, 104, 112, 120, 136, 160}) {
       if (!stores(format, dim)) continue;
       for (const uint64_t heads : {1, 4, 7})
-        expect_near({.heads = heads, .k_dim = dim, .length = 77, .k = format, .v = format});
+        expect_near(format, {.heads = heads, .k_dim = dim, .length = 77});
     }
   }
 }
@@ -80,8 +82,8 @@ TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4,
                                 KvFormat::tq3, KvFormat::tq6}) {
     expect_everything(3, format);
-    expect_near({.tokens = 4, .length = 131, .k = format, .v = format, .tree_mask = true});
-    expect_near({.heads = 4, .length = 1000, .k = format, .v = format, .q_gain = 8});
+    expect_near(format, {.tokens = 4, .length = 131, .tree_mask = true});
+    expect_near(format, {.heads = 4, .length = 1000, .q_gain = 8});
   }
 }
 
@@ -89,13 +91,8 @@ TEST_P(AttentionKernelSets, MasksRingsAndSharpQueries) {
 TEST_P(AttentionKernelSets, LongCachesOfSixteenBits) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16}) {
     for (const float gain : {1.0f, 8.0f}) {
-      expect_near({.heads = 2,
-                   .kv_heads = 1,
-                   .k_dim = 128,
-                   .length = 65536,
-                   .k = format,
-                   .v = format,
-                   .q_gain = gain});
+      expect_near(format,
+                  {.heads = 2, .kv_heads = 1, .k_dim = 128, .length = 65536, .q_gain = gain});
     }
   }
 }
@@ -127,11 +124,10 @@ TEST_P(AttentionKernelSets, PromptsOfEveryFormatOddShapes) {
       if (!stores(format, dim)) continue;
       // Rows of one and several tiles, the last of them not full.
       for (const uint64_t tokens : {5, 9, 17})
-        expect_near({.tokens = tokens, .k_dim = dim, .length = 77, .k = format, .v = format});
+        expect_near(format, {.tokens = tokens, .k_dim = dim, .length = 77});
     }
     if (stores(format, 256))
-      expect_near(
-          {.tokens = 50, .heads = 3, .k_dim = 256, .length = 150, .k = format, .v = format});
+      expect_near(format, {.tokens = 50, .heads = 3, .k_dim = 256, .length = 150});
   }
   for (const KvFormat k : {KvFormat::f16, KvFormat::bf16, KvFormat::tq4, KvFormat::f32}) {
     for (const KvFormat v : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::f32})
@@ -142,9 +138,9 @@ TEST_P(AttentionKernelSets, PromptsOfEveryFormatOddShapes) {
 TEST_P(AttentionKernelSets, PromptsWithMasksRingsAndSharpQueries) {
   for (const KvFormat format : {KvFormat::f16, KvFormat::bf16, KvFormat::tq8, KvFormat::tq4}) {
     expect_everything(21, format);
-    expect_near({.tokens = 20, .length = 131, .k = format, .v = format, .tree_mask = true});
+    expect_near(format, {.tokens = 20, .length = 131, .tree_mask = true});
     for (const float gain : {1.0f, 8.0f})
-      expect_near({.tokens = 20, .length = 1000, .k = format, .v = format, .q_gain = gain});
+      expect_near(format, {.tokens = 20, .length = 1000, .q_gain = gain});
   }
 }
 

@@ -309,34 +309,32 @@ TEST(RopeFrequencies, BadConfigsAreRefused) {
 }
 
 TEST(RopeFrequencies, BadYarnAndLlama3ConfigsAreRefused) {
-  expect_refused({"original_max_position_embeddings", "got 0"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.original_max_position_embeddings = 0; });
-  expect_refused({"beta_fast", "got 0"}, qwen2_5_yarn(), [](RopeConfig& c) { c.beta_fast = 0; });
-  expect_refused({"beta_slow", "got -1"}, qwen2_5_yarn(), [](RopeConfig& c) { c.beta_slow = -1; });
-  expect_refused({"beta_fast must be at least beta_slow 32", "got 1"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.beta_fast = 1, c.beta_slow = 32; });
-  expect_refused({"attention_factor", "got nan"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.attention_factor = kNaN; });
-  expect_refused({"mscale must be finite", "got inf"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.mscale = kInfinity; });
-  expect_refused({"mscale_all_dim must be finite", "got nan"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.mscale_all_dim = kNaN; });
+  using C = RopeConfig;
+  const C yarn = qwen2_5_yarn(), llama = llama3_1();
+  expect_refused({"original_max_position_embeddings", "got 0"}, yarn,
+                 [](C& c) { c.original_max_position_embeddings = 0; });
+  expect_refused({"beta_fast", "got 0"}, yarn, [](C& c) { c.beta_fast = 0; });
+  expect_refused({"beta_slow", "got -1"}, yarn, [](C& c) { c.beta_slow = -1; });
+  expect_refused({"beta_fast must be at least beta_slow 32", "got 1"}, yarn,
+                 [](C& c) { c.beta_fast = 1, c.beta_slow = 32; });
+  expect_refused({"attention_factor", "got nan"}, yarn, [](C& c) { c.attention_factor = kNaN; });
+  expect_refused({"mscale must be finite", "got inf"}, yarn, [](C& c) { c.mscale = kInfinity; });
+  expect_refused({"mscale_all_dim must be finite", "got nan"}, yarn,
+                 [](C& c) { c.mscale_all_dim = kNaN; });
   // 1 + 0.1 * mscale * log(2) is zero for the divisor.
-  expect_refused({"attention factor must be finite", "got"}, qwen2_5_yarn(), [](RopeConfig& c) {
+  expect_refused({"attention factor must be finite", "got"}, yarn, [](C& c) {
     c.factor = 2;
     c.mscale = 1e308;
     c.mscale_all_dim = -10 / std::log(2.0);
   });
-  expect_refused({"rope_theta other than 1"}, qwen2_5_yarn(),
-                 [](RopeConfig& c) { c.rope_theta = 1; });
-  expect_refused({"original_max_position_embeddings", "got nan"}, llama3_1(),
-                 [](RopeConfig& c) { c.original_max_position_embeddings = kNaN; });
-  expect_refused({"low_freq_factor", "got 0"}, llama3_1(),
-                 [](RopeConfig& c) { c.low_freq_factor = 0; });
-  expect_refused({"high_freq_factor", "low_freq_factor 1", "got 1"}, llama3_1(),
-                 [](RopeConfig& c) { c.high_freq_factor = 1; });
-  expect_refused({"high_freq_factor", "got inf"}, llama3_1(),
-                 [](RopeConfig& c) { c.high_freq_factor = kInfinity; });
+  expect_refused({"rope_theta other than 1"}, yarn, [](C& c) { c.rope_theta = 1; });
+  expect_refused({"original_max_position_embeddings", "got nan"}, llama,
+                 [](C& c) { c.original_max_position_embeddings = kNaN; });
+  expect_refused({"low_freq_factor", "got 0"}, llama, [](C& c) { c.low_freq_factor = 0; });
+  expect_refused({"high_freq_factor", "low_freq_factor 1", "got 1"}, llama,
+                 [](C& c) { c.high_freq_factor = 1; });
+  expect_refused({"high_freq_factor", "got inf"}, llama,
+                 [](C& c) { c.high_freq_factor = kInfinity; });
 }
 
 // Numbers that are fine each, and what they give together is not.

@@ -20,6 +20,16 @@ CompareOptions small() {
   return options;
 }
 
+// Of all layers of a cache.
+uint64_t layer_bytes(uint64_t capacity, const std::vector<KvLayer>& layers) {
+  const KvCacheOptions options{
+      .kv_heads = 2, .head_dim = 64, .capacity = capacity, .layers = layers};
+  uint64_t bytes = 0;
+  for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), options).describe())
+    bytes += layer.bytes;
+  return bytes;
+}
+
 TEST(Compare, SaysWhatAModelTakes) {
   const CompareReport report = bench::compare(small(), {});
   ASSERT_EQ(report.entries.size(), 12u);
@@ -28,11 +38,8 @@ TEST(Compare, SaysWhatAModelTakes) {
     const CompareEntry& e = report.entries[i];
     EXPECT_EQ(e.formats.label(), labels[i % 6]);
     EXPECT_EQ(e.context, i < 6 ? 200u : 1000u);
-    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = e.context};
-    whole.layers = std::vector<KvLayer>(6, {.k = e.formats.k, .v = e.formats.v});
-    uint64_t bytes = 0;
-    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
-      bytes += layer.bytes;
+    const uint64_t bytes =
+        layer_bytes(e.context, std::vector<KvLayer>(6, {.k = e.formats.k, .v = e.formats.v}));
     EXPECT_EQ(e.cache_bytes, bytes) << labels[i % 6];
     EXPECT_DOUBLE_EQ(e.bytes_per_token * static_cast<double>(e.context),
                      static_cast<double>(bytes));  // 8 divides both contexts
@@ -64,15 +71,10 @@ TEST(Compare, WindowLayersKeepTheirRings) {
   options.shape.window = 50;
   options.shape.full_every = 3;
   options.formats = {{KvFormat::tq4, KvFormat::tq4}};
-  const CompareReport report = bench::compare(options, {});
-  for (const CompareEntry& e : report.entries) {
-    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = e.context};
-    whole.layers = kv_layers(
-        6, {.layer = {.k = KvFormat::tq4, .v = KvFormat::tq4}, .window = 50, .full_every = 3});
-    uint64_t bytes = 0;
-    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
-      bytes += layer.bytes;
-    EXPECT_EQ(e.cache_bytes, bytes);
+  const std::vector<KvLayer> layers = kv_layers(
+      6, {.layer = {.k = KvFormat::tq4, .v = KvFormat::tq4}, .window = 50, .full_every = 3});
+  for (const CompareEntry& e : bench::compare(options, {}).entries) {
+    EXPECT_EQ(e.cache_bytes, layer_bytes(e.context, layers));
     EXPECT_DOUBLE_EQ(e.bytes_per_token, 2 * 2 * 2 * 64 * e.bits / 8);  // two full layers grow
     EXPECT_GT(e.window_us, 0);
     EXPECT_DOUBLE_EQ(e.model_us, 2 * e.step_us + 4 * e.window_us);
@@ -95,12 +97,8 @@ TEST(Compare, TailStaysInSixteenBits) {
   EXPECT_EQ(report.entries[0].cache_bytes, without[0].cache_bytes);
   for (size_t i = 0; i < 3; ++i) {
     const CompareEntry& e = report.entries[i];
-    KvCacheOptions whole{.kv_heads = 2, .head_dim = 64, .capacity = 200};
-    whole.layers = kv_layers(6, {.layer = {.k = e.formats.k, .v = e.formats.v, .tail = 200}});
-    uint64_t bytes = 0;
-    for (const KvLayerInfo& layer : KvCache(Device::open("cpu"), whole).describe())
-      bytes += layer.bytes;
-    EXPECT_EQ(e.cache_bytes, bytes) << e.formats.label();
+    const auto layers = kv_layers(6, {.layer = {.k = e.formats.k, .v = e.formats.v, .tail = 200}});
+    EXPECT_EQ(e.cache_bytes, layer_bytes(200, layers)) << e.formats.label();
     EXPECT_EQ(e.bytes_per_token, without[i].bytes_per_token);
     EXPECT_LT(e.nmse, 1e-6) << e.formats.label();  // every key is in the tail
     EXPECT_NEAR(e.read_gbps * e.step_us * 1e3, 200 * 2 * 2 * 2 * 64, 1e-3);
