@@ -27,6 +27,9 @@ std::vector<Value> values_of(const Tensor& tensor) {
   return values;
 }
 inline std::vector<float> floats_of(const Tensor& tensor) { return values_of<float>(tensor); }
+inline void copy_floats(const Tensor& from, const Tensor& to) {
+  to.write_from(std::span<const float>(floats_of(from)));
+}
 
 inline std::vector<float> normal_floats(uint64_t count, std::mt19937& random, float spread = 1.0f) {
   std::normal_distribution<float> normal;

@@ -212,8 +212,7 @@ TEST_P(AttentionKernelSets, ManyRowsGiveTheBitsOfFew) {
           for (uint64_t other = 0; other <= t; ++other)
             sees[t * tokens + other] = other == t || tokens - other > kLast || (t - other) % 3 != 0;
         }
-        options.mask.tree_mask = d.tensor(DType::u8, {tokens, tokens});
-        options.mask.tree_mask.write_from(std::span<const uint8_t>(sees));
+        options.mask.tree_mask = tensor_of(d, sees, {tokens, tokens});
       }
       attention(RunNow(d), in, options);
       std::vector<float> out = floats_of(in.out);

@@ -241,10 +241,9 @@ TEST(KvCache, TakesAnyDtypeAndLayout) {
   std::vector<float> values(kTokens * kKvHeads * kDim);
   for (size_t i = 0; i < values.size(); ++i)  // exact in bf16
     values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127) / 64.0f;
-  const Tensor plain = device.tensor(DType::f32, {kTokens, kKvHeads, kDim}),
+  const Tensor plain = tensor_of(device, values, {kTokens, kKvHeads, kDim}),
                head_major = device.tensor(DType::f32, {kKvHeads, kTokens, kDim});
-  plain.write_from(std::span<const float>(values));
-  head_major.permute({1, 0, 2}).write_from(std::span<const float>(values));
+  copy_floats(plain, head_major.permute({1, 0, 2}));
   Encoder encoder(device);
   std::vector<Tensor> sources = {plain, head_major.permute({1, 0, 2})};
   for (const DType dtype : {DType::f16, DType::bf16}) {

@@ -19,8 +19,7 @@ TEST_F(KvProtocol, DroppedLists) {
   append_all(encoder, 2);
   encoder.submit().wait();
   save();
-  cache.begin_step(encoder, 2);
-  append_all(encoder, 2);
+  record_step(encoder, 2);
   encoder.clear();  // with the begin_step: the host has begun it, the device has not
   const std::vector<std::string> gone = {"tokens from 2 on were recorded and dropped"};
   EXPECT_TRUE(refused(gone, [&] { append(encoder, 0, 2); }));
@@ -35,8 +34,7 @@ TEST_F(KvProtocol, DroppedLists) {
 TEST_F(KvProtocol, StepsThatWereDroppedAreNotThere) {
   step(3);
   for (const uint64_t tokens : {2, 4}) {
-    cache.begin_step(encoder, tokens);
-    append_all(encoder, tokens);
+    record_step(encoder, tokens);
   }
   encoder.clear();
   const std::vector<std::string> gone = {"tokens from 3 on were recorded and dropped"};
@@ -94,12 +92,9 @@ TEST_F(KvProtocol, ADroppedForkIsNotThere) {
 
 // In the order of one list a fork copies what is there by then.
 TEST_F(KvProtocol, AForkBetweenSteps) {
-  cache.begin_step(encoder, 1);
-  append_all(encoder, 1);
+  record_step(encoder, 1);
   const KvCache between = cache.fork(encoder);
-  cache.begin_step(encoder, 2);
-  append_all(encoder, 2);
-  encoder.submit().wait();
+  step(2);
   EXPECT_EQ(between.length() + 2, cache.length());
   save(between);
   expect_goes_on();
@@ -147,10 +142,7 @@ TEST_F(KvProtocol, DroppedAppendsOfTheStepThatRuns) {
     encoder.submit().wait();
   };
   step(3);
-  expect_lost([&] {
-    cache.begin_step(other, 1);
-    append_all(other, 1);
-  });
+  expect_lost([&] { record_step(other, 1); });
   expect_lost([&] { cache.rollback(other, 1); });
   expect_lost([&] { cache.rollback(other, 0); });
   EXPECT_EQ(cache.length(), 3u);

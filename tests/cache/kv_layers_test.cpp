@@ -105,14 +105,11 @@ TEST_F(KvLayers, AGraphServesEveryStep) {
     cache.attend(encoder, i, {.q = q[i], .out = out[i]});
   }
   const Graph graph = encoder.instantiate();
-  const auto put = [](const Tensor& from, const Tensor& to) {
-    to.write_from(std::span<const float>(floats_of(from)));
-  };
   for (int round = 0; round < 25; ++round) {
     for (uint64_t i = 0; i < k.size(); ++i) {
       if (cache.layers()[i].kv_shared_layer_index) continue;
-      put(given.k(device, i, kTokens), k[i]);
-      put(given.v(device, i, kTokens), v[i]);
+      copy_floats(given.k(device, i, kTokens), k[i]);
+      copy_floats(given.v(device, i, kTokens), v[i]);
     }
     cache.begin_step(encoder, kTokens);
     encoder.submit();
@@ -245,9 +242,7 @@ TEST_F(KvLayers, CalibrationsOfEachLayersSize) {
     const auto times = [&](float factor) {
       std::vector<float> values(heads * dim * dim);
       for (uint64_t i = 0; i < heads * dim; ++i) values[i * dim + i % dim] = factor;
-      Tensor made = device.tensor(DType::f32, {heads, dim, dim});
-      made.write_from(std::span<const float>(values));
-      return made;
+      return tensor_of(device, values, {heads, dim, dim});
     };
     const KvTransform transform{.matrix = times(2), .inverse = times(0.5f)};
     return KvLayerCalibration{{.transform = transform}, {.transform = transform}};

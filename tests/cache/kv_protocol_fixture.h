@@ -32,9 +32,12 @@ class KvProtocol : public testing::Test {
     cache.attend(to, layer,
                  {.q = zeros(tokens, kHeads, kDim), .out = zeros(tokens, kHeads, kValueDim)}, with);
   }
+  void record_step(Encoder& to, uint64_t tokens) {
+    cache.begin_step(to, tokens);
+    append_all(to, tokens);
+  }
   void step(uint64_t tokens) {
-    cache.begin_step(encoder, tokens);
-    append_all(encoder, tokens);
+    record_step(encoder, tokens);
     encoder.submit().wait();
   }
   static void save(const KvCache& what) {

@@ -76,8 +76,7 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
   attend(encoder, 0, 1);
   expect_all_refused();
   for (int i = 0; i < 3; ++i) {
-    cache.begin_step(encoder, 2);
-    append_all(encoder, 2);
+    record_step(encoder, 2);
     attend(encoder, 0, 2);
   }
   expect_all_refused();
@@ -88,8 +87,7 @@ TEST_F(KvProtocol, OneEncoderAtATime) {
   std::swap(copy, cache);
   encoder.submit().wait();
   EXPECT_EQ(copy.length(), 7u);
-  cache.begin_step(other, 1);
-  append_all(other, 1);
+  record_step(other, 1);
   other.submit().wait();
   append_all(encoder, 1);  // a list that is dropped does not hold the cache, nor does a graph
   encoder.clear();

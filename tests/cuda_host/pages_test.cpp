@@ -345,8 +345,7 @@ TEST(EmulatedPages, WritesWaitForWhatIsWrittenAhead) {
     KvWriteInputs in{.k = tensor_of(device, gaussian_rows(tokens * 3, 128, 1), {tokens, 3, 128}),
                      .v = tensor_of(device, gaussian_rows(tokens * 3, 128, 2), {tokens, 3, 128}),
                      .pages = KvPages::allocate(device, shape, 5),
-                     .slots = device.tensor(DType::i64, {tokens})};
-    in.slots.write_from(std::span<const int64_t>(list));
+                     .slots = tensor_of(device, list, {tokens})};
     const auto run = [&](const auto& record) { record(RunNow(device)); };
     run([&](Encoder& encoder) { kv_write(encoder, in); });
     const Bytes wanted = read_bytes(in.pages.bytes);

@@ -67,11 +67,8 @@ TEST_F(RopeProperty, VisionIsPlainRotationOfParts) {
                                 {.mode = RopeMode::vision, .sections = {24, 24, 0, 0}});
   for (const uint64_t run_of_pairs : {0u, 24u}) {
     const Tensor pairs = device_.tensor(DType::f32, {kTokens, 5, 48});
-    for (const uint64_t half : {0u, 1u}) {
-      std::vector<float> kept(kTokens * 5 * 24);
-      x_.slice(2, run_of_pairs + 48 * half, 24).read_to(std::span<float>(kept));
-      pairs.slice(2, 24 * half, 24).write_from(std::span<const float>(kept));
-    }
+    for (const uint64_t half : {0u, 1u})
+      copy_floats(x_.slice(2, run_of_pairs + 48 * half, 24), pairs.slice(2, 24 * half, 24));
     run(RopeInputs{.x = pairs, .positions = at_, .out = pairs});
     EXPECT_EQ(read_bytes(vision.slice(2, run_of_pairs, 24)), read_bytes(pairs.slice(2, 0, 24)));
     EXPECT_EQ(read_bytes(vision.slice(2, run_of_pairs + 48, 24)),
@@ -139,8 +136,7 @@ TEST_F(RopeProperty, WhatDoesNotTurnKeepsEveryBit) {
 
 // The squares of these leave f32; a norm of 1e20 is a norm like any other.
 TEST_F(RopeProperty, HeadsOfAnySizeAreNormalisedAlike) {
-  std::vector<float> unit(x_.elements());
-  x_.read_to(std::span<float>(unit));
+  const std::vector<float> unit = floats_of(x_);
   const Tensor expected = like(x_);
   run(NormRopeInputs{.x = x_, .positions = at_, .out = expected}, {.epsilon = 0});
   for (const float size : {1e20f, 3e38f, 0x1p63f, 1e-20f, 1e-30f, 1e-37f}) {
@@ -285,9 +281,7 @@ TEST_F(RopeEqualCalls, TokensAndHeadsAreIndependent) {
 
 TEST_F(RopeEqualCalls, StridesChangeNothing) {
   const Tensor heads = device_.tensor(DType::f32, {5, kTokens, 96});
-  std::vector<float> all(x_.elements());
-  x_.read_to(std::span<float>(all));
-  heads.permute({1, 0, 2}).write_from(std::span<const float>(all));
+  copy_floats(x_, heads.permute({1, 0, 2}));
   const Tensor out = device_.tensor(DType::f32, {5, kTokens, 96});
   run(RopeInputs{.x = heads.permute({1, 0, 2}), .positions = at_, .out = out.permute({1, 0, 2})});
   EXPECT_EQ(read_bytes(out.permute({1, 0, 2})), read_bytes(rotated(x_, at_)));

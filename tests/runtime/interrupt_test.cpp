@@ -13,6 +13,7 @@
 #include "expect_error.h"
 #include "folder.h"
 #include "gyre_test.h"
+#include "numbers.h"
 #include "ops/cache_ops.h"
 
 namespace gyre::test {
@@ -51,9 +52,7 @@ class Interrupt : public testing::TestWithParam<uint32_t> {
     return made;
   }
   Tensor integers(const std::vector<int32_t>& values, const Dims& shape) const {
-    const Tensor made = device.tensor(DType::i32, shape);
-    made.write_from(std::span<const int32_t>(values));
-    return made;
+    return tensor_of(device, values, shape);
   }
   // A sequence may have it as often as it likes.
   KvPages one_page(KvFormat format) const {
@@ -61,12 +60,16 @@ class Interrupt : public testing::TestWithParam<uint32_t> {
         device, {.k = format, .v = format, .kv_heads = 1, .head_dim = kDim, .page_tokens = kPage},
         1);
   }
+  void prefill(const Tensor& k) {
+    cache.begin_step(encoder, k.shape(0));
+    cache.append(encoder, 0, k, k);
+    encoder.submit();
+  }
   std::vector<float> decode() {
     const Tensor q = filled(1, kHeads, 0.3f), out = filled(1, kHeads, 0.1f);
     cache.attend(encoder, 0, {.q = q, .out = out});
     encoder.submit();
-    const auto values = out.data<const float>();
-    return {values.begin(), values.end()};
+    return floats_of(out);
   }
 
   Polled polled;
@@ -78,10 +81,8 @@ class Interrupt : public testing::TestWithParam<uint32_t> {
 };
 
 TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
-  const Tensor k = filled(kLength, kKvHeads, 0.2f), q = filled(kLength, kHeads, 0.7f);
-  cache.begin_step(encoder, kLength);
-  cache.append(encoder, 0, k, k);
-  encoder.submit();
+  const Tensor q = filled(kLength, kHeads, 0.7f);
+  prefill(filled(kLength, kKvHeads, 0.2f));
   const std::vector<float> before = decode();
   const Tensor out = filled(kLength, kHeads, 0.1f);
   for (int i = 0; i < 40; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
@@ -95,18 +96,13 @@ TEST_P(Interrupt, EndsAListAndLeavesTheCacheUsable) {
   encoder.clear();
   polled.on = false;
   EXPECT_EQ(decode(), before);
-  cache.begin_step(encoder, 1);
-  cache.append(encoder, 0, filled(1, kKvHeads, 0.4f), filled(1, kKvHeads, 0.4f));
-  encoder.submit();
+  prefill(filled(1, kKvHeads, 0.4f));
   EXPECT_NE(decode(), before);
 }
 
 // Decoding counts pieces of keys in memory: a call that ends in between must not confuse the next.
 TEST_P(Interrupt, CountersOfADecodeAreMadeGood) {
-  const Tensor k = filled(kLength, kKvHeads, 0.2f);
-  cache.begin_step(encoder, kLength);
-  cache.append(encoder, 0, k, k);
-  encoder.submit();
+  prefill(filled(kLength, kKvHeads, 0.2f));
   const std::vector<float> before = decode();
   // Another question: states that it leaves are wrong for the one that is compared.
   const Tensor q = filled(1, kHeads, 0.9f), out = filled(1, kHeads, 0.1f);
@@ -137,13 +133,9 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
     cache.append(encoder, 0, k, k);
     for (int i = 0; i < 8; ++i) cache.attend(encoder, 0, {.q = q, .out = out});
   };
-  const auto answers = [&] {
-    const auto values = out.data<const float>();
-    return std::vector<float>(values.begin(), values.end());
-  };
   record();
   encoder.submit();
-  const std::vector<float> prompt = answers(), token = decode();
+  const std::vector<float> prompt = floats_of(out), token = decode();
   cache.clear(encoder);
   encoder.submit();
   for (float& x : out.data<float>()) x = -1;
@@ -154,7 +146,7 @@ TEST_P(Interrupt, AListMayBeSubmittedAgain) {
   encoder.submit();
   EXPECT_EQ(encoder.size(), 0u);
   EXPECT_EQ(cache.length(), kLength);
-  EXPECT_EQ(answers(), prompt);
+  EXPECT_EQ(floats_of(out), prompt);
   EXPECT_EQ(decode(), token);
 }
 
@@ -289,14 +281,13 @@ void copy_slowly(const void* params, const uint64_t* args, uint32_t task, uint32
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   cpu::select_bytes_copy(0)(params, args, task, tasks);
 }
-std::vector<cpu::CpuKernel> slow_table() {
-  const auto table = cpu::kernel_table();
-  std::vector<cpu::CpuKernel> slow(table.begin(), table.end());
-  for (cpu::CpuKernel& row : slow) {
-    if (row.info == &kBytesCopy.info)
-      row.select = [](uint64_t) -> cpu::TaskFn { return copy_slowly; };
-  }
-  return slow;
+// The library's kernels with another one for `info`.
+std::vector<cpu::CpuKernel> table_with(const KernelInfo& info, cpu::TaskFn (*select)(uint64_t)) {
+  const auto rows = cpu::kernel_table();
+  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
+  for (cpu::CpuKernel& row : table)
+    if (row.info == &info) row.select = select;
+  return table;
 }
 
 // The caller has no work left, and is asked all the same.
@@ -316,12 +307,8 @@ void wait_unless_caller(const void* /*params*/, const uint64_t* /*args*/, uint32
   if (!cpu::task_ended()) gave_up = true;
 }
 TEST(InterruptWaiting, EndsTasksOfOthers) {
-  const auto rows = cpu::kernel_table();
-  std::vector<cpu::CpuKernel> table(rows.begin(), rows.end());
-  for (cpu::CpuKernel& row : table) {
-    if (row.info == &kKvCopy.info)
-      row.select = [](uint64_t) -> cpu::TaskFn { return wait_unless_caller; };
-  }
+  const std::vector<cpu::CpuKernel> table =
+      table_with(kKvCopy.info, [](uint64_t) -> cpu::TaskFn { return wait_unless_caller; });
   caller = std::this_thread::get_id();
   Polled polled{.on = true};
   const Device device = device_of(cpu::make_device(polled.options(2), table));
@@ -342,7 +329,8 @@ class InterruptedLoad : public testing::TestWithParam<bool> {};
 
 TEST_P(InterruptedLoad, IsNotRead) {
   Polled polled{.no_memory = GetParam()};
-  const std::vector<cpu::CpuKernel> table = slow_table();
+  const std::vector<cpu::CpuKernel> table =
+      table_with(kBytesCopy.info, [](uint64_t) -> cpu::TaskFn { return copy_slowly; });
   const Device device = device_of(cpu::make_device(polled.options(1), table));
   Encoder encoder(device);
   const KvCacheOptions options{

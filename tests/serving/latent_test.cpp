@@ -66,12 +66,9 @@ TEST_F(LatentTest, AReplayedStepIsTheEagerOne) {
                  story.rotary.given.slice(0, at, 1));
     eager.attend(encoder, 0, {.q = story.q.slice(0, at, 1), .out = wanted}, {.scale = kScale});
     encoder.submit().wait();
-    const auto copy = [](const Tensor& from, const Tensor& to) {
-      to.write_from(std::span<const float>(floats_of(from)));
-    };
-    copy(story.latent.given.slice(0, at, 1), k);
-    copy(story.rotary.given.slice(0, at, 1), v);
-    copy(story.q.slice(0, at, 1), q);
+    copy_floats(story.latent.given.slice(0, at, 1), k);
+    copy_floats(story.rotary.given.slice(0, at, 1), v);
+    copy_floats(story.q.slice(0, at, 1), q);
     replayed.begin_step(encoder, 1);
     encoder.submit().wait();
     graph.replay().wait();

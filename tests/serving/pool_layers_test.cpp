@@ -25,8 +25,8 @@ class PoolLayers : public testing::Test {
     const auto joined = [&](const Tensor& first, const Tensor& second) {
       Tensor made =
           device.tensor(DType::f32, {a_tokens + b_tokens, first.shape(1), first.shape(2)});
-      copy(first, made.slice(0, 0, a_tokens));
-      copy(second, made.slice(0, a_tokens, b_tokens));
+      copy_floats(first, made.slice(0, 0, a_tokens));
+      copy_floats(second, made.slice(0, a_tokens, b_tokens));
       return made;
     };
     for (uint64_t i = 0; i < pool.layers().size(); ++i) {
@@ -51,9 +51,6 @@ class PoolLayers : public testing::Test {
       EXPECT_LE(a.given.error(i, rows(q[i], false), rows(out[i], false)), bound) << "layer " << i;
       EXPECT_LE(b.given.error(i, rows(q[i], true), rows(out[i], true)), bound) << "layer " << i;
     }
-  }
-  static void copy(const Tensor& from, const Tensor& to) {
-    to.write_from(std::span<const float>(floats_of(from)));
   }
 
   Device device = test_device();

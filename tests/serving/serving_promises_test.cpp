@@ -238,7 +238,7 @@ TEST_P(Promises, ARecordedStepServesEveryBatch) {
   const auto put = [&](const Tensor& to, const Tensor& rows) {
     // Rows beyond the step's are skipped, whatever they hold.
     to.write_from(std::span<const float>(std::vector<float>(to.elements(), 1e3f)));
-    to.slice(0, 0, rows.shape(0)).write_from(std::span<const float>(floats_of(rows)));
+    copy_floats(rows, to.slice(0, 0, rows.shape(0)));
   };
   for (int round = 0; round < 12; ++round) {
     std::vector<std::vector<int32_t>> tokens;

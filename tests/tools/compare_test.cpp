@@ -20,7 +20,7 @@ CompareOptions small() {
   return options;
 }
 
-// Of all layers of a cache.
+// The bytes of a cache: the sum over its layers.
 uint64_t layer_bytes(uint64_t capacity, const std::vector<KvLayer>& layers) {
   const KvCacheOptions options{
       .kv_heads = 2, .head_dim = 64, .capacity = capacity, .layers = layers};
