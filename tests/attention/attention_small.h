@@ -24,7 +24,13 @@ inline KvBuffer cache_of(const Device& device, KvFormat format, KvRole role,
   const auto [kv_heads, head_dim] = heads;
   const uint64_t tokens = rows.size() / kv_heads / head_dim;
   const KvBuffer cache = KvBuffer::allocate(device, {format, role, kv_heads, tokens, head_dim});
-  store(device, tensor_of(device, rows, {tokens, kv_heads, head_dim}), cache);
+  const Tensor source = tensor_of(device, rows, {tokens, kv_heads, head_dim});
+  if (role == KvRole::k || !describe(format).compressed) {
+    store(device, source, cache);
+  } else {  // kernels of V alone are not emulated for every format
+    const KvBuffer k = KvBuffer::allocate(device, {format, KvRole::k, kv_heads, tokens, head_dim});
+    kv_quantize(RunNow(device), {.k = source, .k_cache = k, .v = source, .v_cache = cache});
+  }
   return cache;
 }
 
