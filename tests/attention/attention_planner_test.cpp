@@ -336,8 +336,7 @@ TEST(CudaPlanner, Pages) {
   // Drafts of as many rows as a block holds are decode's.
   const auto drafts_from = [&](KvFormat format, uint32_t heads, uint32_t dim) {
     abi::AttentionProblem of = paged_problem(format, heads, dim, 8);
-    of.phase = abi::AttentionPhase::drafts;
-    of.q_dtype = static_cast<uint32_t>(DType::f16);
+    of.phase = abi::AttentionPhase::drafts, of.q_dtype = static_cast<uint32_t>(DType::f16);
     return plan_of(of).drafts;
   };
   EXPECT_EQ(drafts_from(KvFormat::tq4, 32, 128), 17u);

@@ -82,8 +82,7 @@ class Planner {
     }
     const uint32_t blocks = paged_blocks(limits_.multiprocessors);
     abi::AttentionPlan plan = with(*decode, 1, AttentionReduce::in_kernel);
-    plan.scratch_floats = paged_scratch_floats(
-        decode->v_format, HeadDims(p_.k.head_dim, p_.v.head_dim), decode->rows, blocks);
+    plan.scratch_floats = paged_scratch_floats(decode->v_format, dims(), decode->rows, blocks);
     plan.schedule = {decode_cut(decode->rows), blocks, decode->rows};
     plan.own_rows = own_rows(decode->rows);
     return plan;
@@ -116,12 +115,8 @@ class Planner {
       const DraftsLayout layout =
           drafts_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, draft_groups(gpu));
       const uint32_t blocks = drafts_blocks(layout, limits_.multiprocessors);
-      abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
-      plan.spec = spec_key(s);
-      plan.kernel = abi::AttentionKernel::attention_many_rows;
-      plan.reduce = AttentionReduce::in_kernel;
+      abi::AttentionPlan plan = draft_plan(s);
       plan.scratch_floats = drafts_scratch_floats(layout, s.v_dim, blocks);
-      plan.drafts = draft_rows();
       plan.schedule = {kDraftCut, blocks, layout.rows()};
       return plan;
     }
@@ -130,18 +125,23 @@ class Planner {
   // What attention_drafts does not take, or another GPU.
   abi::AttentionPlan many_rows_drafts() const {
     const abi::AttentionRowsSpec s = rows_spec(many_rows_gpu(limits_, true));
-    abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
-    if (!lists_pages() || !takes_many_rows(s)) return plan;
+    if (!lists_pages() || !takes_many_rows(s))
+      return abi::attention_any_shape_plan(p_, 1, kFewestKeys);
     const uint32_t blocks =
         paged_blocks(limits_.multiprocessors) *
         many_rows_layout(s.k_format, s.v_format, s.k_dim, s.v_dim, s.gpu).blocks;
     const uint64_t rows = many_rows_item_rows(p_.max_query_length, group());
-    plan.spec = spec_key(s);
+    abi::AttentionPlan plan = draft_plan(s);
+    plan.scratch_floats = many_rows_scratch_floats(rows, s.v_dim, blocks);
+    plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows)};
+    return plan;
+  }
+  abi::AttentionPlan draft_plan(const abi::AttentionRowsSpec& spec) const {
+    abi::AttentionPlan plan = abi::attention_any_shape_plan(p_, 1, kFewestKeys);
+    plan.spec = spec_key(spec);
     plan.kernel = abi::AttentionKernel::attention_many_rows;
     plan.reduce = AttentionReduce::in_kernel;
-    plan.scratch_floats = many_rows_scratch_floats(rows, s.v_dim, blocks);
     plan.drafts = draft_rows();
-    plan.schedule = {kManyRowsCut, blocks, static_cast<uint32_t>(rows)};
     return plan;
   }
   // Numbers that a schedule holds in 32 bits, pages that are copied by 16 bytes.
@@ -163,6 +163,7 @@ class Planner {
            same(p_.v) && lists_pages();
   }
   uint64_t group() const { return p_.heads / p_.kv_heads; }
+  HeadDims dims() const { return {p_.k.head_dim, p_.v.head_dim}; }
   bool levels() const {
     return abi::kv_is_compressed(p_.k.format) && abi::kv_is_compressed(p_.v.format);
   }
@@ -277,11 +278,6 @@ class Planner {
     return ceil_div(rows_, decode.rows) <= kMostTiles || !takes_many_rows();
   }
 
-  // Keys that a warp takes at a time, over pages.
-  uint32_t page_keys(uint64_t rows) const {
-    return decode_keys(p_.k.format, p_.v.format, HeadDims(p_.k.head_dim, p_.v.head_dim),
-                       static_cast<uint32_t>(rows), kDecodePages);
-  }
   // Fewer rows to a block than there could be where shared memory does not hold them.
   Decode find_decode(uint32_t cluster) const {
     const bool one_dim = p_.k.head_dim == p_.v.head_dim;
@@ -291,7 +287,9 @@ class Planner {
          rows -= step) {
       abi::AttentionDecodeSpec spec = abi::attention_decode_spec(
           p_.k.format, p_.v.format, p_.k.head_dim, static_cast<uint32_t>(rows), cluster);
-      if (p_.sequences != 0) spec.paged = p_.page_tokens % page_keys(rows) == 0 ? 2 : 1;
+      const uint32_t stage_keys =
+          decode_keys(p_.k.format, p_.v.format, dims(), spec.rows, kDecodePages);
+      if (p_.sequences != 0) spec.paged = p_.page_tokens % stage_keys == 0 ? 2 : 1;
       if (!one_dim) spec.value_dim16 = static_cast<uint8_t>(p_.v.head_dim / 16);
       if (has_(spec_key(spec), limits_)) return spec;
     }
