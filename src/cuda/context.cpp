@@ -49,6 +49,12 @@ Context::~Context() {
 
 std::string Context::name() const { return join("cuda:", ordinal_); }
 
+bool Context::has_pdl() const {
+  constexpr uint32_t kFirstArch = 90;
+  return limits_.arch >= kFirstArch && api_.graph_add_edges != nullptr &&
+         api_.capture_info != nullptr;
+}
+
 void Context::require_same_process() const {
   if (is_inherited()) {
     fail(ErrorCode::device_lost, "cuda:", ordinal_,

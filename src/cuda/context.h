@@ -26,6 +26,9 @@ class Context {
   const CudaLimits& limits() const { return limits_; }
   int ordinal() const { return ordinal_; }
   std::string name() const;  // "cuda:0"
+  // Whether a kernel can start before the one ahead has ended (programmatic dependent launch), in
+  // graphs too. All kernels of the tables can: they call pdl_wait.
+  bool has_pdl() const;
 
   // In a child of fork() the driver answers no call, and its objects are the parent's.
   bool is_inherited() const { return process_ != process_generation(); }

@@ -23,6 +23,7 @@ std::string load(Driver& driver, const Library& library) {
   GYRE_CUDA_DRIVER(GYRE_CUDA_LOAD)
 #undef GYRE_CUDA_LOAD
   library.find("cuGraphAddDependencies_v2", driver.graph_add_edges);
+  library.find("cuStreamGetCaptureInfo_v3", driver.capture_info);
   const CuResult result = driver.init(0);
   if (result == kCuNoDevice) return "the NVIDIA driver sees no GPU";
   if (result != kCuSuccess)

@@ -55,6 +55,9 @@ constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
 using CuCaptureStatus = int;
 constexpr CuCaptureStatus kCuNotCapturing = 0;
 
+using CuGraphNodeType = int;
+constexpr CuGraphNodeType kCuKernelNodeType = 0;
+
 using CuPointerAttribute = int;
 constexpr CuPointerAttribute kCuMemoryType = 2;
 constexpr CuPointerAttribute kCuDeviceOrdinal = 9;
@@ -79,6 +82,22 @@ struct CuKernelNode {
   void** extra;
   void* kernel;
   CuContext context;
+};
+
+// The launch may begin when all blocks of the kernel ahead on its stream have said that it may.
+struct CuLaunchAttribute {
+  static constexpr int kProgrammaticSerialization = 6;
+
+  int id = kProgrammaticSerialization;
+  alignas(8) int value[16] = {1};
+};
+struct CuLaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  CuStream stream;
+  CuLaunchAttribute* attributes;
+  unsigned attribute_count;
 };
 
 // member, symbol, parameters
@@ -120,13 +139,12 @@ struct CuKernelNode {
   F(module_function, cuModuleGetFunction, (CuFunction*, CuModule, const char* name))              \
   F(function_get, cuFuncGetAttribute, (int* value, CuFunctionAttribute, CuFunction))              \
   F(function_set, cuFuncSetAttribute, (CuFunction, CuFunctionAttribute, int value))               \
-  F(launch, cuLaunchKernel,                                                                       \
-    (CuFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,             \
-     unsigned block_y, unsigned block_z, unsigned shared_bytes, CuStream, void** params, void**)) \
+  F(launch, cuLaunchKernelEx, (const CuLaunchConfig*, CuFunction, void** params, void**))         \
   F(graph_create, cuGraphCreate, (CuGraph*, unsigned flags))                                      \
   F(graph_destroy, cuGraphDestroy, (CuGraph))                                                     \
   F(graph_add_kernel, cuGraphAddKernelNode_v2,                                                    \
     (CuGraphNode*, CuGraph, const CuGraphNode* after, size_t count, const CuKernelNode*))         \
+  F(graph_node_type, cuGraphNodeGetType, (CuGraphNode, CuGraphNodeType*))                         \
   F(graph_instantiate, cuGraphInstantiateWithFlags,                                               \
     (CuGraphExec*, CuGraph, unsigned long long flags))                                            \
   F(graph_launch, cuGraphLaunch, (CuGraphExec, CuStream))                                         \
@@ -138,9 +156,11 @@ struct Driver {
   GYRE_CUDA_DRIVER(GYRE_CUDA_MEMBER)
 #undef GYRE_CUDA_MEMBER
 
-  // Since 12.3; null before.
+  // Programmatic dependent launch in graphs, since 12.3; null before.
   CuResult (*graph_add_edges)(CuGraph, const CuGraphNode* from, const CuGraphNode* to,
                               const CuGraphEdge*, size_t count) = nullptr;
+  CuResult (*capture_info)(CuStream, CuCaptureStatus*, uint64_t* id, CuGraph*,
+                           const CuGraphNode** after, const CuGraphEdge**, size_t* count) = nullptr;
 
   int version = 0;     // 12040 is 12.4
   std::string reason;  // why it cannot be used; empty: it can

@@ -19,6 +19,7 @@ void clear_overlaps(const CommandList& list, const Command& reader, uint64_t add
 }  // namespace
 
 EarlyReads early_reads(const CommandList& list, const PdlStart& start) {
+  if (start.beside_others) return {.unwritten = 0, .old = 0};  // others may write anything
   EarlyReads early;
   const Command& reader = list.commands[start.command];
   for (size_t c = start.first_running; c < start.command; ++c) {

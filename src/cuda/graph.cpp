@@ -11,8 +11,6 @@ namespace {
 
 // A list as a CUDA graph, and what it uses. A replay in flight keeps it.
 class BuiltGraph {
-  static constexpr uint32_t kFirstEarly = 90;  // pdl_wait waits from there on
-
  public:
   BuiltGraph(std::shared_ptr<Stream> stream, CommandList list)
       : stream_(std::move(stream)), list_(std::move(list)) {
@@ -63,7 +61,7 @@ class BuiltGraph {
         ahead = last;
       }
       const bool early = before.size() == 1 && command.pipeline->kernel->code == nullptr &&
-                         context().limits().arch >= kFirstEarly && api().graph_add_edges != nullptr;
+                         context().has_pdl();
       const PdlStart start = early ? ahead.follow(index) : PdlStart(index);
       Prepared run(list_, command, context().limits(), early_reads(list_, start));
       if (run.empty()) continue;

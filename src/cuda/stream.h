@@ -25,10 +25,9 @@ struct Prepared {
   EarlyArgs args{};
   void* params[3] = {};  // kernels take the first two, or all; see EarlyArgs
 
-  // Refuses a launch that the kernel cannot have. By default everything ahead has ended: a stream
-  // runs one launch after the other.
+  // Refuses a launch that the kernel cannot have.
   Prepared(const CommandList& list, const Command& command, const CudaLimits& limits,
-           const EarlyReads& early = {});
+           const EarlyReads& early);
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
   bool empty() const { return shape.empty(); }
@@ -110,7 +109,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::string running() const;  // names what is in flight
 
   void check_launches(const CommandList& list) const;  // refuses what cannot be launched
-  CuResult launch(CuStream to, Prepared& run) const;
+  bool follows_kernel(CuStream captured) const;         // and nothing else
+  CuResult launch(CuStream to, Prepared& run, bool overlaps) const;
   void fail_launch(CuResult result, const CommandList& list, const Command& command);
   // All or none: a list that cannot be launched to its end, and of which a part has run, takes the
   // device with it. `launched` follows each command and does not throw.

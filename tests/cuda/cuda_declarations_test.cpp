@@ -66,7 +66,21 @@ static_assert(kCuProgrammatic.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
 using AddEdges = CUresult (*)(CUgraph, const CUgraphNode*, const CUgraphNode*,
                               const CUgraphEdgeData*, size_t);
 static_assert(SameCall<decltype(Driver::graph_add_edges), AddEdges>::value);
+using CaptureInfo = CUresult (*)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
+                                 const CUgraphNode**, const CUgraphEdgeData**, size_t*);
+static_assert(SameCall<decltype(Driver::capture_info), CaptureInfo>::value);
 #endif
+
+static_assert(sizeof(CuLaunchConfig) == sizeof(CUlaunchConfig));
+static_assert(offsetof(CuLaunchConfig, block) == offsetof(CUlaunchConfig, blockDimX));
+static_assert(offsetof(CuLaunchConfig, shared_bytes) == offsetof(CUlaunchConfig, sharedMemBytes));
+static_assert(offsetof(CuLaunchConfig, stream) == offsetof(CUlaunchConfig, hStream));
+static_assert(offsetof(CuLaunchConfig, attributes) == offsetof(CUlaunchConfig, attrs));
+static_assert(offsetof(CuLaunchConfig, attribute_count) == offsetof(CUlaunchConfig, numAttrs));
+static_assert(sizeof(CuLaunchAttribute) == sizeof(CUlaunchAttribute));
+static_assert(offsetof(CuLaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(CuLaunchAttribute::kProgrammaticSerialization ==
+              CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 
 #define GYRE_CUDA_SAME(ours, theirs) \
   static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
@@ -98,6 +112,7 @@ GYRE_CUDA_SAME(kCuSharedBytesPerBlock, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER
 GYRE_CUDA_SAME(kCuMaxThreadsPerBlock, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 GYRE_CUDA_SAME(kCuStaticSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
 GYRE_CUDA_SAME(kCuMaxDynamicSharedBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+GYRE_CUDA_SAME(kCuKernelNodeType, CU_GRAPH_NODE_TYPE_KERNEL);
 GYRE_CUDA_SAME(kCuMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 GYRE_CUDA_SAME(kCuDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 GYRE_CUDA_SAME(kCuDeviceMemory, CU_MEMORYTYPE_DEVICE);

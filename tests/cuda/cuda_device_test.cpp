@@ -268,6 +268,33 @@ TEST_F(CudaEarlyReads, OfEverythingBehindSeveralNodes) {
   for (uint64_t node = 0; node < 3; ++node) EXPECT_EQ(fake().early_args(node) & 3, 3u) << node;
 }
 
+// In a graph that a caller captures, a list may begin before the kernel ahead of it has ended, of
+// which nothing is known. A copy waits before it lets the next one begin.
+TEST_F(CudaEarlyReads, OfListsThatACallerCaptures) {
+  const ForeignStream foreign;
+  const Tensor a = filled(64, 1), b = target(), c = target();
+  Encoder encoder(device());
+  copy_all(encoder, a, b);  // compiled before the capture
+  encoder.submit().wait();
+  foreign.begin_capture();
+  copy_all(encoder, a, b);
+  encoder.submit_on(foreign.handle());
+  copy_all(encoder, a, b);
+  copy_all(encoder, a, c);
+  copy_all(encoder, b, c);
+  encoder.submit_on(foreign.handle());
+  cuda::CuGraph graph = foreign.end_capture();
+  cuda::CuGraphExec exec = nullptr;
+  ForeignStream::check(ForeignStream::api().graph_instantiate(&exec, graph, 0));
+  constexpr uint32_t kFrom = 1, kBoth = 3, kProgrammatic = 1u << 31, kAll = kBoth | kProgrammatic;
+  EXPECT_EQ(fake().early_args(0) & kAll, kBoth) << "nothing is ahead of the first";
+  EXPECT_EQ(fake().early_args(1) & kAll, kProgrammatic) << "somebody's kernel is";
+  EXPECT_EQ(fake().early_args(2) & kAll, kBoth | kProgrammatic);
+  EXPECT_EQ(fake().early_args(3) & kAll, kFrom | kProgrammatic) << "c is what the one ahead writes";
+  ForeignStream::api().graph_exec_destroy(exec);
+  ForeignStream::api().graph_destroy(graph);
+}
+
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
   expect_traced_copies(device(), "bytes_copy", copy_all);
 }

@@ -39,8 +39,9 @@ class Commands {
   EarlyReads reads(size_t first_running) const {
     PdlStart start(list_.commands.size() - 1);
     start.first_running = first_running;
-    return early_reads(list_, start);
+    return reads(start);
   }
+  EarlyReads reads(const PdlStart& start) const { return early_reads(list_, start); }
 
  private:
   std::deque<KernelInfo> infos_;
@@ -87,6 +88,18 @@ TEST(EarlyReads, ACommandThatLaunchesFirstLeavesOlderOnesRunning) {
   EXPECT_EQ(third.follow(7).first_running, 3u);
   third.launches_first = false;
   EXPECT_EQ(third.follow(7).first_running, 6u);
+}
+
+TEST(EarlyReads, BehindAKernelOfOthersThereAreNone) {
+  Commands commands;
+  commands.add({{kRead, 100, 200}});
+  PdlStart first = PdlStart::of_others().follow(0);
+  EXPECT_EQ(commands.reads(first).unwritten, 0u);
+  EXPECT_EQ(commands.reads(first).old, 0u);
+  commands.add({{kRead, 100, 200}});
+  EXPECT_EQ(commands.reads(first.follow(1)).unwritten & 1, 1u) << "the first one has waited";
+  first.launches_first = true;
+  EXPECT_EQ(commands.reads(first.follow(1)).unwritten, 0u);
 }
 
 }  // namespace

@@ -21,7 +21,9 @@ struct Fake {
   uint64_t (*unseen)() = nullptr;  // work that nobody has waited for
   int64_t (*modules)() = nullptr;  // that are loaded
   uint64_t (*early_unloads)() = nullptr;
-  uint32_t (*early_args)(uint64_t node) = nullptr;  // Args::early of the graph instantiated last
+  // EarlyBits::early of the graph instantiated last; the highest bit: it follows by a programmatic
+  // edge.
+  uint32_t (*early_args)(uint64_t node) = nullptr;
   void (*own)(uint64_t address, uint64_t bytes) = nullptr;  // the test's memory is the device's
   bool (*has_kernel)(const char* name) = nullptr;           // compiled for the host
   uint64_t (*launches)(const char* name) = nullptr;         // of emulated kernels named like that

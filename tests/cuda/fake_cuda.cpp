@@ -217,6 +217,21 @@ CuResult cuStreamIsCapturing(CuStream stream, CuCaptureStatus* status) {
   *status = as<Stream*>(stream)->captured != nullptr ? 1 : kCuNotCapturing;
   return kCuSuccess;
 }
+CuResult cuStreamGetCaptureInfo_v3(CuStream stream, CuCaptureStatus* status, uint64_t* id,
+                                   CuGraph* graph, const CuGraphNode** after,
+                                   const CuGraphEdge** edges, size_t* count) {
+  static thread_local CuGraphNode last;
+  Graph* const captured = as<Stream*>(stream)->captured;
+  if (captured == nullptr) return kCuInvalidValue;
+  last = reinterpret_cast<CuGraphNode>(captured->nodes.size());
+  *status = 1, *id = 1, *graph = as<CuGraph>(captured);
+  *after = &last, *edges = nullptr, *count = captured->nodes.empty() ? 0 : 1;
+  return kCuSuccess;
+}
+CuResult cuGraphNodeGetType(CuGraphNode, CuGraphNodeType* type) {
+  *type = kCuKernelNodeType;
+  return kCuSuccess;
+}
 CuResult cuStreamBeginCapture_v2(CuStream stream, int) {
   return taking_memory([&] { as<Stream*>(stream)->captured = new Graph; });
 }
@@ -280,21 +295,29 @@ CuResult cuFuncGetAttribute(int* value, CuFunctionAttribute which, CuFunction fu
   return kCuSuccess;
 }
 CuResult cuFuncSetAttribute(CuFunction, CuFunctionAttribute, int) { return kCuSuccess; }
-CuResult cuLaunchKernel(CuFunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
-                        unsigned, unsigned, unsigned shared_bytes, CuStream stream, void** params,
-                        void**) {
+CuResult cuLaunchKernelEx(const CuLaunchConfig* config, CuFunction function, void** params,
+                          void**) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
+  const unsigned threads = config->block[0];
   if (threads > static_cast<unsigned>(as<Function*>(function)->max_threads()))
     return kCuInvalidValue;
-  Graph* const captured = as<Stream*>(stream)->captured;
+  auto* const stream = as<Stream*>(config->stream);
+  Graph* const captured = stream->captured;
   return taking_memory([&] {
-    Node node = make_node(function, {{x, y, z}, threads, shared_bytes}, params);
+    const unsigned* const grid = config->grid;
+    Node node = make_node(function, {{grid[0], grid[1], grid[2]}, threads, config->shared_bytes},
+                          params);
     if (captured == nullptr) {
-      FakeLine& line = *as<Stream*>(stream)->line;
-      line.add_work();
-      return run(node, nullptr, line.now());
+      stream->line->add_work();
+      return run(node, nullptr, stream->line->now());
     }
-    if (!captured->nodes.empty()) node.after.push_back(captured->nodes.size() - 1);
+    if (!captured->nodes.empty()) {
+      node.after.push_back(captured->nodes.size() - 1);
+      node.programmatic =
+          config->attribute_count == 1 &&
+          config->attributes[0].id == CuLaunchAttribute::kProgrammaticSerialization &&
+          config->attributes[0].value[0] == 1;
+    }
     captured->nodes.push_back(std::move(node));
     return kCuSuccess;
   });
@@ -341,7 +364,11 @@ CuResult cuGraphInstantiateWithFlags(CuGraphExec* exec, CuGraph graph, unsigned 
     *exec = as<CuGraphExec>(new Graph(*as<Graph*>(graph)));
     const std::lock_guard lock(mutex);
     early_args.clear();
-    for (const Node& node : as<Graph*>(graph)->nodes) early_args.push_back(node.args.early);
+    for (const Node& node : as<Graph*>(graph)->nodes) {
+      constexpr uint32_t kProgrammaticBit = 1u << 31;  // gyre_fake_cuda_early_args()
+      early_args.push_back((node.args.early & ~kProgrammaticBit) |
+                           (node.programmatic ? kProgrammaticBit : 0));
+    }
   });
 }
 CuResult cuGraphExecDestroy(CuGraphExec exec) {
