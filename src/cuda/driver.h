@@ -101,53 +101,53 @@ struct CuLaunchConfig {
 };
 
 // member, symbol, parameters
-#define GYRE_CUDA_DRIVER(F)                                                                       \
-  F(init, cuInit, (unsigned flags))                                                               \
-  F(driver_version, cuDriverGetVersion, (int* version))                                           \
-  F(error_name, cuGetErrorName, (CuResult, const char**))                                         \
-  F(error_text, cuGetErrorString, (CuResult, const char**))                                       \
-  F(device_count, cuDeviceGetCount, (int* count))                                                 \
-  F(device_get, cuDeviceGet, (CuDevice*, int ordinal))                                            \
-  F(device_name, cuDeviceGetName, (char* name, int bytes, CuDevice))                              \
-  F(device_memory, cuDeviceTotalMem_v2, (size_t * bytes, CuDevice))                               \
-  F(device_attribute, cuDeviceGetAttribute, (int* value, CuDeviceAttribute, CuDevice))            \
-  F(context_retain, cuDevicePrimaryCtxRetain, (CuContext*, CuDevice))                             \
-  F(context_release, cuDevicePrimaryCtxRelease_v2, (CuDevice))                                    \
-  F(context_push, cuCtxPushCurrent_v2, (CuContext))                                               \
-  F(context_pop, cuCtxPopCurrent_v2, (CuContext*))                                                \
-  F(memory_take, cuMemAlloc_v2, (CuAddress*, size_t bytes))                                       \
-  F(memory_give, cuMemFree_v2, (CuAddress))                                                       \
-  F(host_take, cuMemAllocHost_v2, (void**, size_t bytes))                                         \
-  F(host_give, cuMemFreeHost, (void*))                                                            \
-  F(copy_to_device, cuMemcpyHtoDAsync_v2, (CuAddress, const void*, size_t, CuStream))             \
-  F(copy_to_host, cuMemcpyDtoHAsync_v2, (void*, CuAddress, size_t, CuStream))                     \
-  F(memory_set, cuMemsetD8Async, (CuAddress, unsigned char value, size_t bytes, CuStream))        \
-  F(pointer_attribute, cuPointerGetAttribute, (void* value, CuPointerAttribute, CuAddress))       \
-  F(stream_create, cuStreamCreate, (CuStream*, unsigned flags))                                   \
-  F(stream_destroy, cuStreamDestroy_v2, (CuStream))                                               \
-  F(stream_synchronize, cuStreamSynchronize, (CuStream))                                          \
-  F(stream_wait_event, cuStreamWaitEvent, (CuStream, CuEvent, unsigned flags))                    \
-  F(stream_is_capturing, cuStreamIsCapturing, (CuStream, CuCaptureStatus*))                       \
-  F(event_create, cuEventCreate, (CuEvent*, unsigned flags))                                      \
-  F(event_destroy, cuEventDestroy_v2, (CuEvent))                                                  \
-  F(event_record, cuEventRecord, (CuEvent, CuStream))                                             \
-  F(event_query, cuEventQuery, (CuEvent))                                                         \
-  F(event_synchronize, cuEventSynchronize, (CuEvent))                                             \
-  F(event_elapsed, cuEventElapsedTime, (float* milliseconds, CuEvent, CuEvent))                   \
-  F(module_load, cuModuleLoadData, (CuModule*, const void* image))                                \
-  F(module_unload, cuModuleUnload, (CuModule))                                                    \
-  F(module_function, cuModuleGetFunction, (CuFunction*, CuModule, const char* name))              \
-  F(function_get, cuFuncGetAttribute, (int* value, CuFunctionAttribute, CuFunction))              \
-  F(function_set, cuFuncSetAttribute, (CuFunction, CuFunctionAttribute, int value))               \
-  F(launch, cuLaunchKernelEx, (const CuLaunchConfig*, CuFunction, void** params, void**))         \
-  F(graph_create, cuGraphCreate, (CuGraph*, unsigned flags))                                      \
-  F(graph_destroy, cuGraphDestroy, (CuGraph))                                                     \
-  F(graph_add_kernel, cuGraphAddKernelNode_v2,                                                    \
-    (CuGraphNode*, CuGraph, const CuGraphNode* after, size_t count, const CuKernelNode*))         \
-  F(graph_node_type, cuGraphNodeGetType, (CuGraphNode, CuGraphNodeType*))                         \
-  F(graph_instantiate, cuGraphInstantiateWithFlags,                                               \
-    (CuGraphExec*, CuGraph, unsigned long long flags))                                            \
-  F(graph_launch, cuGraphLaunch, (CuGraphExec, CuStream))                                         \
+#define GYRE_CUDA_DRIVER(F)                                                                 \
+  F(init, cuInit, (unsigned flags))                                                         \
+  F(driver_version, cuDriverGetVersion, (int* version))                                     \
+  F(error_name, cuGetErrorName, (CuResult, const char**))                                   \
+  F(error_text, cuGetErrorString, (CuResult, const char**))                                 \
+  F(device_count, cuDeviceGetCount, (int* count))                                           \
+  F(device_get, cuDeviceGet, (CuDevice*, int ordinal))                                      \
+  F(device_name, cuDeviceGetName, (char* name, int bytes, CuDevice))                        \
+  F(device_memory, cuDeviceTotalMem_v2, (size_t * bytes, CuDevice))                         \
+  F(device_attribute, cuDeviceGetAttribute, (int* value, CuDeviceAttribute, CuDevice))      \
+  F(context_retain, cuDevicePrimaryCtxRetain, (CuContext*, CuDevice))                       \
+  F(context_release, cuDevicePrimaryCtxRelease_v2, (CuDevice))                              \
+  F(context_push, cuCtxPushCurrent_v2, (CuContext))                                         \
+  F(context_pop, cuCtxPopCurrent_v2, (CuContext*))                                          \
+  F(memory_take, cuMemAlloc_v2, (CuAddress*, size_t bytes))                                 \
+  F(memory_give, cuMemFree_v2, (CuAddress))                                                 \
+  F(host_take, cuMemAllocHost_v2, (void**, size_t bytes))                                   \
+  F(host_give, cuMemFreeHost, (void*))                                                      \
+  F(copy_to_device, cuMemcpyHtoDAsync_v2, (CuAddress, const void*, size_t, CuStream))       \
+  F(copy_to_host, cuMemcpyDtoHAsync_v2, (void*, CuAddress, size_t, CuStream))               \
+  F(memory_set, cuMemsetD8Async, (CuAddress, unsigned char value, size_t bytes, CuStream))  \
+  F(pointer_attribute, cuPointerGetAttribute, (void* value, CuPointerAttribute, CuAddress)) \
+  F(stream_create, cuStreamCreate, (CuStream*, unsigned flags))                             \
+  F(stream_destroy, cuStreamDestroy_v2, (CuStream))                                         \
+  F(stream_synchronize, cuStreamSynchronize, (CuStream))                                    \
+  F(stream_wait_event, cuStreamWaitEvent, (CuStream, CuEvent, unsigned flags))              \
+  F(stream_is_capturing, cuStreamIsCapturing, (CuStream, CuCaptureStatus*))                 \
+  F(event_create, cuEventCreate, (CuEvent*, unsigned flags))                                \
+  F(event_destroy, cuEventDestroy_v2, (CuEvent))                                            \
+  F(event_record, cuEventRecord, (CuEvent, CuStream))                                       \
+  F(event_query, cuEventQuery, (CuEvent))                                                   \
+  F(event_synchronize, cuEventSynchronize, (CuEvent))                                       \
+  F(event_elapsed, cuEventElapsedTime, (float* milliseconds, CuEvent, CuEvent))             \
+  F(module_load, cuModuleLoadData, (CuModule*, const void* image))                          \
+  F(module_unload, cuModuleUnload, (CuModule))                                              \
+  F(module_function, cuModuleGetFunction, (CuFunction*, CuModule, const char* name))        \
+  F(function_get, cuFuncGetAttribute, (int* value, CuFunctionAttribute, CuFunction))        \
+  F(function_set, cuFuncSetAttribute, (CuFunction, CuFunctionAttribute, int value))         \
+  F(launch, cuLaunchKernelEx, (const CuLaunchConfig*, CuFunction, void** params, void**))   \
+  F(graph_create, cuGraphCreate, (CuGraph*, unsigned flags))                                \
+  F(graph_destroy, cuGraphDestroy, (CuGraph))                                               \
+  F(graph_add_kernel, cuGraphAddKernelNode_v2,                                              \
+    (CuGraphNode*, CuGraph, const CuGraphNode* after, size_t count, const CuKernelNode*))   \
+  F(graph_node_type, cuGraphNodeGetType, (CuGraphNode, CuGraphNodeType*))                   \
+  F(graph_instantiate, cuGraphInstantiateWithFlags,                                         \
+    (CuGraphExec*, CuGraph, unsigned long long flags))                                      \
+  F(graph_launch, cuGraphLaunch, (CuGraphExec, CuStream))                                   \
   F(graph_exec_destroy, cuGraphExecDestroy, (CuGraphExec))
 
 struct Driver {

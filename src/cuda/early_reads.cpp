@@ -1,38 +1,33 @@
 #include "cuda/early_reads.h"
 
-#include "runtime/command_list.h"
-
 namespace gyre::cuda {
-namespace {
 
-// Clears the bits of arguments that overlap `bytes` bytes at `address`.
-void clear_overlaps(const CommandList& list, const Command& reader, uint64_t address,
-                    uint64_t bytes, uint32_t& bits) {
-  if (bytes == 0) return;
+EarlyReads RunningWrites::early_reads(const CommandList& list, const Command& reader) const {
+  if (!is_known_) return {.unwritten = 0, .old = 0};
+  EarlyReads early;
   const uint64_t* const at = list.args_of(reader);
   const uint64_t* const size = list.arg_bytes_of(reader);
-  for (uint32_t i = 0; i < reader.pipeline->kernel->arg_count; ++i) {
-    if (at[i] < address + bytes && address < at[i] + size[i]) bits &= ~(1u << i);
-  }
-}
-
-}  // namespace
-
-EarlyReads early_reads(const CommandList& list, const PdlStart& start) {
-  if (start.beside_others) return {.unwritten = 0, .old = 0};  // others may write anything
-  EarlyReads early;
-  const Command& reader = list.commands[start.command];
-  for (size_t c = start.first_running; c < start.command; ++c) {
-    const Command& writer = list.commands[c];
-    const KernelInfo& kernel = *writer.pipeline->kernel;
-    for (uint32_t i = 0; i < kernel.arg_count; ++i) {
-      if (kernel.args[i].access == Access::read) continue;
-      const uint64_t address = list.args_of(writer)[i], bytes = list.arg_bytes_of(writer)[i];
-      clear_overlaps(list, reader, address, bytes, early.unwritten);
-      if (!kernel.args[i].appended) clear_overlaps(list, reader, address, bytes, early.old);
+  for (const Write& write : writes_) {
+    for (uint32_t i = 0; i < reader.pipeline->kernel->arg_count; ++i) {
+      if (at[i] >= write.address + write.bytes || write.address >= at[i] + size[i]) continue;
+      early.unwritten &= ~(1u << i);
+      if (!write.appended) early.old &= ~(1u << i);
     }
   }
   return early;
+}
+
+RunningWrites RunningWrites::behind(const CommandList& list, const Command& command,
+                                    bool launches_first) const {
+  RunningWrites next;
+  if (launches_first) next = *this;
+  const KernelInfo& kernel = *command.pipeline->kernel;
+  for (uint32_t i = 0; i < kernel.arg_count; ++i) {
+    const uint64_t bytes = list.arg_bytes_of(command)[i];
+    if (kernel.args[i].access == Access::read || bytes == 0) continue;
+    next.writes_.push_back({list.args_of(command)[i], bytes, kernel.args[i].appended});
+  }
+  return next;
 }
 
 }  // namespace gyre::cuda

@@ -1,47 +1,47 @@
 #pragma once
-// What kernels may read before pdl_wait: arguments that no command which may still
-// run at that time writes.
+// What kernels may read before pdl_wait: arguments that no command which may still run at that time
+// writes.
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "runtime/command_list.h"
 
 namespace gyre::cuda {
 
-// A bit for each argument, as Args has them. The default is right where a command starts after all
-// others have ended.
+// A bit for each argument, as EarlyBits has them.
 struct EarlyReads {
   uint32_t unwritten = ~0u;
   uint32_t old = ~0u;
 };
 
-// Which commands of a list may still run when one of them starts: those from first_running on.
-struct PdlStart {
-  size_t command = 0;
-  size_t first_running = 0;
-  bool launches_first = false;  // as CudaKernel has it
-  bool beside_others = false;   // kernels that are not of the list may still run, too
+// What is written by kernels that may still run when another one starts.
+class RunningWrites {
+ public:
+  RunningWrites() = default;  // none run
+  // By kernels of which nothing is known.
+  static RunningWrites anything() {
+    RunningWrites writes;
+    writes.is_known_ = false;
+    return writes;
+  }
 
-  PdlStart() = default;
-  // All others have ended.
-  explicit PdlStart(size_t index) : command(index), first_running(index) {}
-  // A kernel of which nothing is known, ahead of the list.
-  static PdlStart of_others() {
-    PdlStart start;
-    start.launches_first = start.beside_others = true;
-    return start;
-  }
-  // A command that may begin before this one has ended. It starts when all blocks of this one have
-  // called pdl_launch_dependents; where they call it after pdl_wait, nothing older is left.
-  PdlStart follow(size_t index) const {
-    PdlStart next(index);
-    next.first_running = launches_first ? first_running : command;
-    next.beside_others = launches_first && beside_others;
-    return next;
-  }
+  bool is_known() const { return is_known_; }
+  EarlyReads early_reads(const CommandList& list, const Command& reader) const;
+  // For what starts when all blocks of `command` have called pdl_launch_dependents; the command
+  // itself started beside these writes. Where it calls that after pdl_wait, none of them is left;
+  // `launches_first` is as CudaKernel has it.
+  RunningWrites behind(const CommandList& list, const Command& command, bool launches_first) const;
+
+ private:
+  struct Write {
+    uint64_t address, bytes;
+    bool appended;
+  };
+
+  bool is_known_ = true;
+  std::vector<Write> writes_;
 };
-
-EarlyReads early_reads(const CommandList& list, const PdlStart& start);
 
 }  // namespace gyre::cuda

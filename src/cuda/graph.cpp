@@ -51,23 +51,20 @@ class BuiltGraph {
   // pdl_wait.
   void add_commands() {
     std::vector<CuGraphNode> before, level;
-    PdlStart ahead;  // of the single node of `before`
-    PdlStart last;
-    for (size_t index = 0; index < list_.commands.size(); ++index) {
-      const Command& command = list_.commands[index];
+    RunningWrites ahead;  // where a node starts behind the single node of `before`
+    RunningWrites last;
+    for (const Command& command : list_.commands) {
       if (command.barrier && !level.empty()) {
         before = std::move(level);
         level.clear();
         ahead = last;
       }
-      const bool early = before.size() == 1 && command.pipeline->kernel->code == nullptr &&
-                         context().has_pdl();
-      const PdlStart start = early ? ahead.follow(index) : PdlStart(index);
-      Prepared run(list_, command, context().limits(), early_reads(list_, start));
+      const bool early =
+          before.size() == 1 && command.pipeline->kernel->code == nullptr && context().has_pdl();
+      const RunningWrites running = early ? ahead : RunningWrites();
+      Prepared run(list_, command, context().limits(), running.early_reads(list_, command));
       if (run.empty()) continue;
-      last = start;
-      last.launches_first =
-          static_cast<const CudaPipeline&>(*command.pipeline).row().launches_first;
+      last = running.behind(list_, command, launches_first(command));
       const uint32_t* const grid = run.shape.grid;
       const CuKernelNode values = {.function = run.function,
                                    .grid = {grid[0], grid[1], grid[2]},

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "cuda/launch_order.h"
 #include "cuda/pipeline.h"
 #include "cuda/submission.h"
 #include "runtime/launches.h"
@@ -20,37 +21,11 @@ Launch launch_of(const CommandList& list, const Command& command, const CudaLimi
   return shape;
 }
 
-// How the launches of a list follow each other on one stream: each may begin before the one ahead
-// has ended where its kernel waits by itself (pdl_wait).
-class LaunchOrder {
- public:
-  // `pdl`: whether the GPU can do so. `behind_kernel`: a kernel of somebody else's is ahead of all.
-  LaunchOrder(const CommandList& list, bool pdl, bool behind_kernel)
-      : list_(list), pdl_(pdl), has_ahead_(behind_kernel) {}
-
-  bool overlaps(size_t index) const {
-    return pdl_ && has_ahead_ && list_.commands[index].pipeline->kernel->code == nullptr;
-  }
-  EarlyReads reads(size_t index) const { return early_reads(list_, start(index)); }
-  void launched(size_t index) {
-    ahead_ = start(index);
-    const auto& pipeline = static_cast<const CudaPipeline&>(*list_.commands[index].pipeline);
-    ahead_.launches_first = pipeline.row().launches_first;
-    has_ahead_ = true;
-  }
-
- private:
-  PdlStart start(size_t index) const {
-    return overlaps(index) ? ahead_.follow(index) : PdlStart(index);
-  }
-
-  const CommandList& list_;
-  const bool pdl_;
-  bool has_ahead_;
-  PdlStart ahead_ = PdlStart::of_others();
-};
-
 }  // namespace
+
+bool launches_first(const Command& command) {
+  return static_cast<const CudaPipeline&>(*command.pipeline).row().launches_first;
+}
 
 Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits,
                    const EarlyReads& early) {
@@ -198,20 +173,6 @@ CuResult Stream::launch(CuStream to, Prepared& run, bool overlaps) const {
   return api_.launch(&config, run.function, run.params, nullptr);
 }
 
-bool Stream::follows_kernel(CuStream captured) const {
-  if (!context_->has_pdl()) return false;
-  CuCaptureStatus status = kCuNotCapturing;
-  uint64_t id = 0;
-  CuGraph graph = nullptr;
-  const CuGraphNode* after = nullptr;
-  const CuGraphEdge* edges = nullptr;
-  size_t count = 0;
-  CuGraphNodeType type = kCuKernelNodeType;
-  return api_.capture_info(captured, &status, &id, &graph, &after, &edges, &count) == kCuSuccess &&
-         count == 1 && api_.graph_node_type(after[0], &type) == kCuSuccess &&
-         type == kCuKernelNodeType;
-}
-
 void Stream::fail_launch(CuResult result, const CommandList& list, const Command& command) {
   if (ends_all_work(result)) {
     if (check_each_launch_) lose(result, &list, &command);
@@ -229,17 +190,16 @@ void Stream::launch_all(CuStream to, const CommandList& list,
   check_launches(list);
   bool has_begun = false;
   // An event or a wait is ahead of the list. Launches that are timed or checked run alone.
-  LaunchOrder order(list, context_->has_pdl() && !launched && !check_each_launch_, false);
-  for (size_t index = 0; index < list.commands.size(); ++index) {
-    const Command& command = list.commands[index];
-    Prepared run(list, command, context_->limits(), order.reads(index));
+  LaunchOrder order(list, context_->has_pdl() && !launched && !check_each_launch_, false, {});
+  for (const Command& command : list.commands) {
+    Prepared run(list, command, context_->limits(), order.reads(command));
     if (!run.empty()) {
-      CuResult result = launch(to, run, order.overlaps(index));
+      CuResult result = launch(to, run, order.overlaps(command));
       if (result == kCuOutOfMemory) {  // work that has ended may have given some back
         api_.stream_synchronize(to);
-        result = launch(to, run, order.overlaps(index));
+        result = launch(to, run, order.overlaps(command));
       }
-      order.launched(index);
+      order.launched(command);
       if (result == kCuSuccess) note_launch();
       if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(to);
       if (result != kCuSuccess) {
@@ -253,19 +213,6 @@ void Stream::launch_all(CuStream to, const CommandList& list,
       has_begun = true;
     }
     if (launched) launched();
-  }
-}
-
-void Stream::capture_all(CuStream to, const CommandList& list) {
-  check_launches(list);
-  LaunchOrder order(list, context_->has_pdl(), follows_kernel(to));
-  for (size_t index = 0; index < list.commands.size(); ++index) {
-    const Command& command = list.commands[index];
-    Prepared run(list, command, context_->limits(), order.reads(index));
-    if (run.empty()) continue;
-    if (const CuResult result = launch(to, run, order.overlaps(index)); result != kCuSuccess)
-      fail_launch(result, list, command);
-    order.launched(index);
   }
 }
 

@@ -33,6 +33,9 @@ struct Prepared {
   bool empty() const { return shape.empty(); }
 };
 
+// As CudaKernel has it.
+bool launches_first(const Command& command);
+
 class Submission;
 
 // A device's one stream: everything the device does goes through it and runs in order. That is what
@@ -109,7 +112,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::string running() const;  // names what is in flight
 
   void check_launches(const CommandList& list) const;  // refuses what cannot be launched
-  bool follows_kernel(CuStream captured) const;         // and nothing else
+  // The kernel that a captured stream's next launch follows, if it is that alone; null: it is not.
+  CuGraphNode captured_tail(CuStream stream, uint64_t& capture) const;
   CuResult launch(CuStream to, Prepared& run, bool overlaps) const;
   void fail_launch(CuResult result, const CommandList& list, const Command& command);
   // All or none: a list that cannot be launched to its end, and of which a part has run, takes the
@@ -140,7 +144,15 @@ class Stream : public std::enable_shared_from_this<Stream> {
   CuStream stream_ = nullptr;
   Staging staging_;
 
-  std::mutex order_;          // one list at a time enters the stream
+  // What the last list that was captured leaves running, for the next one in the same graph.
+  struct CapturedEnd {
+    uint64_t capture = 0;
+    CuGraphNode tail = nullptr;
+    RunningWrites running;
+  };
+
+  std::mutex order_;  // one list at a time enters the stream; guards what follows
+  CapturedEnd captured_;
   mutable std::mutex mutex_;  // guards what follows; never held while user code may run
   Submissions in_flight_;
   const CommandList* entering_ = nullptr;

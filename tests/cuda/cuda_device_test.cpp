@@ -1,12 +1,10 @@
 // The CUDA backend on a GPU; skipped where there is none.
-#include <dlfcn.h>
-
 #include <cstdlib>
 #include <iostream>
 
 #include "abi/kernels.h"
-#include "cuda/context.h"
 #include "cuda/fake_controls.h"
+#include "cuda/foreign_stream.h"
 #include "expect_error.h"
 #include "gpu_rules.h"
 #include "gyre_test.h"
@@ -109,45 +107,6 @@ TEST_F(CudaDevice, WaitsForAllThatWasSubmitted) {
   expect_wait_for_all(device(), 1 << 20, copy_all);
 }
 
-// A stream of somebody else's, as an engine has.
-class ForeignStream {
- public:
-  ForeignStream() : context_(0), current_(context_) {
-    check(api().stream_create(&stream_, cuda::kCuStreamNonBlocking));
-  }
-  ForeignStream(const ForeignStream&) = delete;
-  ForeignStream& operator=(const ForeignStream&) = delete;
-  ~ForeignStream() { api().stream_destroy(stream_); }
-
-  static const cuda::Driver& api() { return cuda::driver(); }
-  static void check(cuda::CuResult result) { ASSERT_EQ(result, cuda::kCuSuccess); }
-  uint64_t handle() const { return reinterpret_cast<uintptr_t>(stream_); }
-  void wait() const { check(api().stream_synchronize(stream_)); }
-
-  void begin_capture() const {
-    constexpr int kGlobal = 0;  // the strictest mode
-    check(
-        find<cuda::CuResult (*)(cuda::CuStream, int)>("cuStreamBeginCapture_v2")(stream_, kGlobal));
-  }
-  cuda::CuGraph end_capture() const {
-    cuda::CuGraph graph = nullptr;
-    check(find<cuda::CuResult (*)(cuda::CuStream, cuda::CuGraph*)>("cuStreamEndCapture")(stream_,
-                                                                                         &graph));
-    return graph;
-  }
-  void launch(cuda::CuGraphExec exec) const { check(api().graph_launch(exec, stream_)); }
-
- private:
-  template <class Function>
-  static Function find(const char* name) {
-    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    return reinterpret_cast<Function>(dlsym(library, name));
-  }
-  cuda::Context context_;  // the GPU's primary one, current while the stream lives
-  cuda::Current current_;
-  cuda::CuStream stream_ = nullptr;
-};
-
 TEST_F(CudaDevice, SubmitsOntoAStreamOfTheCallers) {
   const ForeignStream foreign;
   constexpr uint64_t kBytes = 1 << 20;
@@ -212,20 +171,16 @@ TEST_F(CudaDevice, IsCapturedByAGraphOfTheCallers) {
     foreign.begin_capture();
     fence = encoder.submit_on(foreign.handle());
   }
-  cuda::CuGraph graph = foreign.end_capture();
-  ASSERT_NE(graph, nullptr);
-  EXPECT_EQ(read_bytes(b), Bytes(kBytes)) << "nothing has run yet";
-  EXPECT_FALSE(scratch.expired()) << "the fence holds what the graph uses";
-  cuda::CuGraphExec exec = nullptr;
-  ForeignStream::check(ForeignStream::api().graph_instantiate(&exec, graph, 0));
-  for (const uint32_t seed : {7u, 8u}) {
-    write_bytes(a, pattern_bytes(kBytes, seed));
-    foreign.launch(exec);
-    foreign.wait();
-    EXPECT_EQ(read_bytes(b), pattern_bytes(kBytes, seed));
+  {
+    const CapturedGraph graph(foreign);
+    EXPECT_EQ(read_bytes(b), Bytes(kBytes)) << "nothing has run yet";
+    EXPECT_FALSE(scratch.expired()) << "the fence holds what the graph uses";
+    for (const uint32_t seed : {7u, 8u}) {
+      write_bytes(a, pattern_bytes(kBytes, seed));
+      graph.run();
+      EXPECT_EQ(read_bytes(b), pattern_bytes(kBytes, seed));
+    }
   }
-  ForeignStream::api().graph_exec_destroy(exec);
-  ForeignStream::api().graph_destroy(graph);
   fence = {};
   EXPECT_TRUE(scratch.expired());
 }
@@ -268,31 +223,37 @@ TEST_F(CudaEarlyReads, OfEverythingBehindSeveralNodes) {
   for (uint64_t node = 0; node < 3; ++node) EXPECT_EQ(fake().early_args(node) & 3, 3u) << node;
 }
 
-// In a graph that a caller captures, a list may begin before the kernel ahead of it has ended, of
-// which nothing is known. A copy waits before it lets the next one begin.
+// In a graph that a caller captures, a list may begin before the kernel ahead of it has ended, if
+// it waits for it itself. What that kernel writes is known where it is a list's of the same device.
 TEST_F(CudaEarlyReads, OfListsThatACallerCaptures) {
   const ForeignStream foreign;
+  const Device somebody = Device::open("cuda:0");
   const Tensor a = filled(64, 1), b = target(), c = target();
-  Encoder encoder(device());
+  const Tensor theirs = somebody.tensor(DType::u8, {64});
+  Encoder encoder(device()), other(somebody);
   copy_all(encoder, a, b);  // compiled before the capture
-  encoder.submit().wait();
+  copy_all(other, theirs, theirs);
+  encoder.submit().wait(), other.submit().wait();
   foreign.begin_capture();
   copy_all(encoder, a, b);
   encoder.submit_on(foreign.handle());
+  copy_all(encoder, b, c);
+  encoder.submit_on(foreign.handle());
+  copy_all(other, theirs, theirs);
+  other.submit_on(foreign.handle());
   copy_all(encoder, a, b);
   copy_all(encoder, a, c);
   copy_all(encoder, b, c);
   encoder.submit_on(foreign.handle());
-  cuda::CuGraph graph = foreign.end_capture();
-  cuda::CuGraphExec exec = nullptr;
-  ForeignStream::check(ForeignStream::api().graph_instantiate(&exec, graph, 0));
-  constexpr uint32_t kFrom = 1, kBoth = 3, kProgrammatic = 1u << 31, kAll = kBoth | kProgrammatic;
+  const CapturedGraph graph(foreign);
+  constexpr uint32_t kFrom = 1, kTo = 2, kBoth = 3, kProgrammatic = 1u << 31,
+                     kAll = kBoth | kProgrammatic;
   EXPECT_EQ(fake().early_args(0) & kAll, kBoth) << "nothing is ahead of the first";
-  EXPECT_EQ(fake().early_args(1) & kAll, kProgrammatic) << "somebody's kernel is";
-  EXPECT_EQ(fake().early_args(2) & kAll, kBoth | kProgrammatic);
-  EXPECT_EQ(fake().early_args(3) & kAll, kFrom | kProgrammatic) << "c is what the one ahead writes";
-  ForeignStream::api().graph_exec_destroy(exec);
-  ForeignStream::api().graph_destroy(graph);
+  EXPECT_EQ(fake().early_args(1) & kAll, kTo | kProgrammatic) << "b is what the one ahead writes";
+  EXPECT_EQ(fake().early_args(2) & kAll, kProgrammatic) << "somebody's kernel is ahead";
+  EXPECT_EQ(fake().early_args(3) & kAll, kProgrammatic);
+  EXPECT_EQ(fake().early_args(4) & kAll, kBoth | kProgrammatic);
+  EXPECT_EQ(fake().early_args(5) & kAll, kFrom | kProgrammatic) << "c is what the one ahead writes";
 }
 
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {

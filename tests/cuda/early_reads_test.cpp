@@ -10,9 +10,8 @@
 namespace gyre::test {
 namespace {
 
-using cuda::early_reads;
 using cuda::EarlyReads;
-using cuda::PdlStart;
+using cuda::RunningWrites;
 
 struct Arg {
   Access access;
@@ -35,13 +34,14 @@ class Commands {
     }
     list_.commands.push_back({&pipelines_.emplace_back(info, 0), 0, first, false});
   }
-  // Early reads of the last command, where those from first_running on may still run.
-  EarlyReads reads(size_t first_running) const {
-    PdlStart start(list_.commands.size() - 1);
-    start.first_running = first_running;
-    return reads(start);
+  // What the last command may read early.
+  EarlyReads reads(const RunningWrites& running) const {
+    return running.early_reads(list_, list_.commands.back());
   }
-  EarlyReads reads(const PdlStart& start) const { return early_reads(list_, start); }
+  RunningWrites behind(size_t command, const RunningWrites& running = {},
+                       bool launches_first = false) const {
+    return running.behind(list_, list_.commands[command], launches_first);
+  }
 
  private:
   std::deque<KernelInfo> infos_;
@@ -56,50 +56,45 @@ TEST(EarlyReads, OnlyWritesOfCommandsThatMayRunCount) {
   commands.add({{kWrite, 100, 200}});
   commands.add({{kRead, 300, 400}, {kBoth, 400, 500}});
   commands.add({{kRead, 150, 160}, {kRead, 300, 400}, {kRead, 499, 510}});
-  EXPECT_EQ(commands.reads(2).unwritten & 7, 7u);
-  EXPECT_EQ(commands.reads(1).unwritten & 7, 3u);
-  EXPECT_EQ(commands.reads(0).unwritten & 7, 2u);
+  EXPECT_EQ(commands.reads({}).unwritten & 7, 7u);
+  EXPECT_EQ(commands.reads(commands.behind(1)).unwritten & 7, 3u);
+  EXPECT_EQ(commands.reads(commands.behind(1, commands.behind(0), true)).unwritten & 7, 2u);
 }
 
 TEST(EarlyReads, RangesThatTouchDoNotOverlap) {
   Commands commands;
   commands.add({{kWrite, 100, 200}, {kWrite, 50, 50}});
   commands.add({{kRead, 40, 100}, {kRead, 200, 210}, {kRead, 0, 0}, {kRead, 99, 101}});
-  EXPECT_EQ(commands.reads(0).unwritten & 15, 7u);
+  EXPECT_EQ(commands.reads(commands.behind(0)).unwritten & 15, 7u);
 }
 
 TEST(EarlyReads, AppendsLeaveOldTokens) {
   Commands commands;
   commands.add({{kWrite, 100, 200, true}, {kWrite, 300, 400}});
   commands.add({{kRead, 100, 200}, {kRead, 300, 400}, {kRead, 500, 600}});
-  EXPECT_EQ(commands.reads(0).unwritten & 7, 4u);
-  EXPECT_EQ(commands.reads(0).old & 7, 5u);
+  EXPECT_EQ(commands.reads(commands.behind(0)).unwritten & 7, 4u);
+  EXPECT_EQ(commands.reads(commands.behind(0)).old & 7, 5u);
 }
 
-TEST(EarlyReads, ACommandThatLaunchesFirstLeavesOlderOnesRunning) {
-  PdlStart first(3);
-  EXPECT_EQ(first.follow(4).first_running, 3u);
-  PdlStart second = first.follow(4);
-  second.launches_first = true;
-  PdlStart third = second.follow(6);
-  EXPECT_EQ(third.command, 6u);
-  EXPECT_EQ(third.first_running, 3u);
-  third.launches_first = true;
-  EXPECT_EQ(third.follow(7).first_running, 3u);
-  third.launches_first = false;
-  EXPECT_EQ(third.follow(7).first_running, 6u);
+TEST(EarlyReads, ACommandThatWaitsFirstLeavesNothingOlderRunning) {
+  Commands commands;
+  commands.add({{kWrite, 100, 200}});
+  commands.add({{kWrite, 300, 400}});
+  commands.add({{kRead, 100, 200}, {kRead, 300, 400}});
+  const RunningWrites first = commands.behind(0);
+  EXPECT_EQ(commands.reads(commands.behind(1, first, false)).unwritten & 3, 1u);
+  EXPECT_EQ(commands.reads(commands.behind(1, first, true)).unwritten & 3, 0u);
 }
 
-TEST(EarlyReads, BehindAKernelOfOthersThereAreNone) {
+TEST(EarlyReads, BesideAKernelOfOthersThereAreNone) {
   Commands commands;
   commands.add({{kRead, 100, 200}});
-  PdlStart first = PdlStart::of_others().follow(0);
-  EXPECT_EQ(commands.reads(first).unwritten, 0u);
-  EXPECT_EQ(commands.reads(first).old, 0u);
-  commands.add({{kRead, 100, 200}});
-  EXPECT_EQ(commands.reads(first.follow(1)).unwritten & 1, 1u) << "the first one has waited";
-  first.launches_first = true;
-  EXPECT_EQ(commands.reads(first.follow(1)).unwritten, 0u);
+  const RunningWrites anything = RunningWrites::anything();
+  EXPECT_EQ(commands.reads(anything).unwritten, 0u);
+  EXPECT_EQ(commands.reads(anything).old, 0u);
+  EXPECT_FALSE(commands.behind(0, anything, true).is_known());
+  EXPECT_EQ(commands.reads(commands.behind(0, anything, true)).unwritten, 0u);
+  EXPECT_EQ(commands.reads(commands.behind(0, anything, false)).unwritten & 1, 1u);
 }
 
 }  // namespace

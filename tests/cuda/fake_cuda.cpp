@@ -305,8 +305,8 @@ CuResult cuLaunchKernelEx(const CuLaunchConfig* config, CuFunction function, voi
   Graph* const captured = stream->captured;
   return taking_memory([&] {
     const unsigned* const grid = config->grid;
-    Node node = make_node(function, {{grid[0], grid[1], grid[2]}, threads, config->shared_bytes},
-                          params);
+    Node node =
+        make_node(function, {{grid[0], grid[1], grid[2]}, threads, config->shared_bytes}, params);
     if (captured == nullptr) {
       stream->line->add_work();
       return run(node, nullptr, stream->line->now());

@@ -1,8 +1,10 @@
 // Attention and writes over pages on the emulated GPU: a row's bits follow from its sequence alone,
 // not from the batch, the pages, the grid or the chunk; a stale schedule shows; what a kernel reads
 // before the command ahead has ended is what that command does not write.
+#include <functional>
 #include <limits>
 
+#include "cuda/foreign_stream.h"
 #include "cuda_host/emulated_device.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "ops/cache_ops.h"
@@ -308,7 +310,33 @@ TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
 }
 
 // In a graph the driver begins attention, or a write, before the command ahead: what that one
-// writes must be waited for, and nothing else need be.
+// writes must be waited for, and nothing else need be. Both run as a graph of Gyre's, and list by
+// list as one that a caller captures; check() follows each run, prepare() comes before.
+void run_both_ways(const Device& device, const std::function<void(Encoder&)>& ahead,
+                   const std::function<void(Encoder&)>& record,
+                   const std::function<void()>& prepare, const std::function<void()>& check) {
+  Encoder encoder(device);
+  ahead(encoder);
+  record(encoder);
+  const Graph graph = encoder.instantiate();
+  for (int replay = 0; replay < 2; ++replay) {
+    prepare();
+    graph.replay().wait();
+    check();
+  }
+  SCOPED_TRACE("captured");
+  const ForeignStream stream;
+  stream.begin_capture();
+  ahead(encoder);
+  const Fence first = encoder.submit_on(stream.handle());
+  record(encoder);
+  const Fence second = encoder.submit_on(stream.handle());
+  const CapturedGraph captured(stream);
+  prepare();
+  captured.run();
+  check();
+}
+
 TEST(EmulatedPages, AttentionWaitsForWhatIsWrittenAhead) {
   for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
     const PagedWorld world(emulated_device(4), shape_for(format, format, 128, 16), 4, {700, 64});
@@ -323,15 +351,10 @@ TEST(EmulatedPages, AttentionWaitsForWhatIsWrittenAhead) {
         copy_bytes(RunNow(world.device()), from, to);
       };
       copy(*late, kept);
-      Encoder encoder(world.device());
-      copy_bytes(encoder, kept, *late);
-      attention(encoder, in, bounds);
-      const Graph graph = encoder.instantiate();
-      for (int replay = 0; replay < 2; ++replay) {
-        copy(zeros, *late);
-        graph.replay().wait();
-        EXPECT_EQ(compare(wanted, world.bits_of(parts, in.out, in.lse)), wanted.size());
-      }
+      run_both_ways(
+          world.device(), [&](Encoder& encoder) { copy_bytes(encoder, kept, *late); },
+          [&](Encoder& encoder) { attention(encoder, in, bounds); }, [&] { copy(zeros, *late); },
+          [&] { EXPECT_EQ(compare(wanted, world.bits_of(parts, in.out, in.lse)), wanted.size()); });
     }
   }
 }
@@ -353,14 +376,14 @@ TEST(EmulatedPages, WritesWaitForWhatIsWrittenAhead) {
       const Tensor kept = device.tensor(late->dtype(), late->shape());
       const Tensor zeros = device.tensor(late->dtype(), late->shape());
       run([&](Encoder& encoder) { copy_bytes(encoder, *late, kept); });
-      Encoder encoder(device);
-      copy_bytes(encoder, kept, *late);
-      kv_write(encoder, in);
-      const Graph graph = encoder.instantiate();
-      write_bytes(in.pages.bytes, Bytes(wanted.size()));
-      run([&](Encoder& other) { copy_bytes(other, zeros, *late); });
-      graph.replay().wait();
-      EXPECT_EQ(read_bytes(in.pages.bytes), wanted) << tokens;
+      run_both_ways(
+          device, [&](Encoder& encoder) { copy_bytes(encoder, kept, *late); },
+          [&](Encoder& encoder) { kv_write(encoder, in); },
+          [&] {
+            write_bytes(in.pages.bytes, Bytes(wanted.size()));
+            run([&](Encoder& other) { copy_bytes(other, zeros, *late); });
+          },
+          [&] { EXPECT_EQ(read_bytes(in.pages.bytes), wanted) << tokens; });
     }
   }
 }

@@ -1,0 +1,41 @@
+// Lists that go into a graph which a caller captures.
+#include "cuda/launch_order.h"
+#include "cuda/stream.h"
+
+namespace gyre::cuda {
+
+CuGraphNode Stream::captured_tail(CuStream stream, uint64_t& capture) const {
+  if (!context_->has_pdl()) return nullptr;
+  CuCaptureStatus status = kCuNotCapturing;
+  CuGraph graph = nullptr;
+  const CuGraphNode* after = nullptr;
+  const CuGraphEdge* edges = nullptr;
+  size_t count = 0;
+  CuGraphNodeType type = kCuKernelNodeType;
+  const bool is_kernel =
+      api_.capture_info(stream, &status, &capture, &graph, &after, &edges, &count) == kCuSuccess &&
+      count == 1 && api_.graph_node_type(after[0], &type) == kCuSuccess &&
+      type == kCuKernelNodeType;
+  return is_kernel ? after[0] : nullptr;
+}
+
+void Stream::capture_all(CuStream to, const CommandList& list) {
+  check_launches(list);
+  uint64_t capture = 0;
+  const CuGraphNode tail = captured_tail(to, capture);
+  const bool is_own = tail != nullptr && tail == captured_.tail && capture == captured_.capture;
+  LaunchOrder order(list, context_->has_pdl(), tail != nullptr,
+                    is_own ? captured_.running : RunningWrites::anything());
+  captured_ = {};
+  for (const Command& command : list.commands) {
+    Prepared run(list, command, context_->limits(), order.reads(command));
+    if (run.empty()) continue;
+    if (const CuResult result = launch(to, run, order.overlaps(command)); result != kCuSuccess)
+      fail_launch(result, list, command);
+    order.launched(command);
+  }
+  captured_.tail = captured_tail(to, captured_.capture);
+  captured_.running = order.running();
+}
+
+}  // namespace gyre::cuda
