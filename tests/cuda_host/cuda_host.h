@@ -62,12 +62,19 @@ namespace gyre::cuda_host {
 using namespace fibers;
 
 // The command ahead, which has not begun; null: it has ended. It runs when all threads of a block
-// wait for it, so that what they read early is as old as it can be.
+// wait for it, so that what they read early is as old as it can be. So is what copies read that
+// have begun.
 inline std::function<void()> command_ahead;
 
 inline void pass_pdl_wait() {
   block->running->pdl_waited = true;
   if (command_ahead == nullptr) return;
+  for (std::vector<Copy>& group : block->running->copies) {
+    for (Copy& copy : group) {
+      const auto* const from = static_cast<const unsigned char*>(copy.from);
+      if (from != nullptr) copy.read.assign(from, from + copy.bytes);
+    }
+  }
   wait(block->pdl_wait);
   if (command_ahead != nullptr) std::exchange(command_ahead, nullptr)();
 }
@@ -89,7 +96,8 @@ inline void wait_for_copies(size_t left) {
   auto& groups = block->running->copies;
   while (groups.size() > left + 1) {
     for (const Copy& copy : groups.front()) {
-      if (copy.from != nullptr) std::memcpy(copy.to, copy.from, copy.bytes);
+      const void* const from = copy.read.empty() ? copy.from : copy.read.data();
+      if (copy.from != nullptr) std::memcpy(copy.to, from, copy.bytes);
       if (copy.from == nullptr) std::memset(copy.to, 0, copy.bytes);
     }
     groups.erase(groups.begin());

@@ -1,10 +1,7 @@
 // Attention and writes over pages on the emulated GPU: a row's bits follow from its sequence alone,
-// not from the batch, the pages, the grid or the chunk; a stale schedule shows; what a kernel reads
-// before the command ahead has ended is what that command does not write.
-#include <functional>
+// not from the batch, the pages, the grid or the chunk; a stale schedule shows.
 #include <limits>
 
-#include "cuda/foreign_stream.h"
 #include "cuda_host/emulated_device.h"
 #include "kv_codec/kv_codec_fixture.h"
 #include "ops/cache_ops.h"
@@ -305,85 +302,6 @@ TEST(EmulatedPages, AScheduleOfAnotherStepShows) {
       float first = 0;
       std::memcpy(&first, bits.data(), sizeof(first));
       EXPECT_EQ(std::isnan(first), where.first == 1) << where.first;
-    }
-  }
-}
-
-// In a graph the driver begins attention, or a write, before the command ahead: what that one
-// writes must be waited for, and nothing else need be. Both run as a graph of Gyre's, and list by
-// list as one that a caller captures; check() follows each run, prepare() comes before.
-void run_both_ways(const Device& device, const std::function<void(Encoder&)>& ahead,
-                   const std::function<void(Encoder&)>& record,
-                   const std::function<void()>& prepare, const std::function<void()>& check) {
-  Encoder encoder(device);
-  ahead(encoder);
-  record(encoder);
-  const Graph graph = encoder.instantiate();
-  for (int replay = 0; replay < 2; ++replay) {
-    prepare();
-    graph.replay().wait();
-    check();
-  }
-  SCOPED_TRACE("captured");
-  const ForeignStream stream;
-  stream.begin_capture();
-  ahead(encoder);
-  const Fence first = encoder.submit_on(stream.handle());
-  record(encoder);
-  const Fence second = encoder.submit_on(stream.handle());
-  const CapturedGraph captured(stream);
-  prepare();
-  captured.run();
-  check();
-}
-
-TEST(EmulatedPages, AttentionWaitsForWhatIsWrittenAhead) {
-  for (const KvFormat format : {KvFormat::tq4, KvFormat::f16}) {
-    const PagedWorld world(emulated_device(4), shape_for(format, format, 128, 16), 4, {700, 64});
-    const std::vector<Part> parts = {{0, 700, 1}, {1, 64, 1}};
-    const RowBits wanted = world.attend(parts);
-    PagedAttentionOptions bounds;
-    const PagedAttentionInputs in = world.inputs(parts, bounds);
-    for (const Tensor* const late : {&in.q, &in.page_table, &in.kv_lengths, &in.pages.bytes}) {
-      const Tensor kept = world.device().tensor(late->dtype(), late->shape());
-      const Tensor zeros = world.device().tensor(late->dtype(), late->shape());
-      const auto copy = [&](const Tensor& from, const Tensor& to) {
-        copy_bytes(RunNow(world.device()), from, to);
-      };
-      copy(*late, kept);
-      run_both_ways(
-          world.device(), [&](Encoder& encoder) { copy_bytes(encoder, kept, *late); },
-          [&](Encoder& encoder) { attention(encoder, in, bounds); }, [&] { copy(zeros, *late); },
-          [&] { EXPECT_EQ(compare(wanted, world.bits_of(parts, in.out, in.lse)), wanted.size()); });
-    }
-  }
-}
-
-TEST(EmulatedPages, WritesWaitForWhatIsWrittenAhead) {
-  const Device device = emulated_device(4);
-  for (const uint64_t tokens : {7u, 70u}) {  // by rows, and by tiles
-    const KvPageShape shape{KvFormat::tq8, KvFormat::tq4, 3, 128, 0, 24};
-    std::vector<int64_t> list(tokens);
-    for (uint64_t i = 0; i < tokens; ++i) list[i] = static_cast<int64_t>((i * 37) % 119);
-    KvWriteInputs in{.k = tensor_of(device, gaussian_rows(tokens * 3, 128, 1), {tokens, 3, 128}),
-                     .v = tensor_of(device, gaussian_rows(tokens * 3, 128, 2), {tokens, 3, 128}),
-                     .pages = KvPages::allocate(device, shape, 5),
-                     .slots = tensor_of(device, list, {tokens})};
-    const auto run = [&](const auto& record) { record(RunNow(device)); };
-    run([&](Encoder& encoder) { kv_write(encoder, in); });
-    const Bytes wanted = read_bytes(in.pages.bytes);
-    for (const Tensor* const late : {&in.k, &in.v, &in.slots}) {
-      const Tensor kept = device.tensor(late->dtype(), late->shape());
-      const Tensor zeros = device.tensor(late->dtype(), late->shape());
-      run([&](Encoder& encoder) { copy_bytes(encoder, *late, kept); });
-      run_both_ways(
-          device, [&](Encoder& encoder) { copy_bytes(encoder, kept, *late); },
-          [&](Encoder& encoder) { kv_write(encoder, in); },
-          [&] {
-            write_bytes(in.pages.bytes, Bytes(wanted.size()));
-            run([&](Encoder& other) { copy_bytes(other, zeros, *late); });
-          },
-          [&] { EXPECT_EQ(read_bytes(in.pages.bytes), wanted) << tokens; });
     }
   }
 }

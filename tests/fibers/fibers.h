@@ -57,6 +57,7 @@ struct Copy {
   unsigned char* to;
   const void* from;  // null: zeros
   size_t bytes;
+  std::vector<unsigned char> read = {};  // what came before the command ahead ran; empty: not yet
 };
 
 // Where a thread runs, one after the other: making a context costs more than a short kernel. A

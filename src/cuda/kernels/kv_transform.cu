@@ -55,22 +55,28 @@ __device__ inline float after_of(const TransformRows& rows, const Args& args, ui
 // Rows [begin, ...) of the matrix to a stage.
 __device__ inline void fetch_stage(const float* matrix, uint32_t n, uint32_t begin, float* stage) {
   const uint32_t rows = transform_stage_rows(n), left = n - begin;
-  const uint32_t count = (left < rows ? left : rows) * n;
-  const float* const from = matrix + uint64_t{begin} * n;
-  if (is_aligned(from, 16)) {
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x * 4; i < count; i += kBlockThreads * 4)
-      copy_async<16>(shared_address(stage + i), from + i, true);
-  } else {
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads)
-      copy_async<4>(shared_address(stage + i), from + i, true);
-  }
+  copy_floats(matrix + uint64_t{begin} * n, (left < rows ? left : rows) * n, stage);
+}
+
+// A function of its own: NVRTC takes minutes otherwise.
+__device__ __noinline__ void ask_for_matrix(const Args& args, uint32_t n) {
+  prefetch_matrix(pointer<const float>(args.at[1]) + uint64_t{blockIdx.y} * n * n, n);
 }
 
 // A thread has outputs of one row: nothing is waited for but the row, and the matrix a stage ahead.
+// Up to 128 coordinates the matrix is two stages, which are there when the command ahead ends,
+// unless that one writes it.
 template <class X, class Out, uint32_t kColumns>
-__device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p, const Args& args) {
+__device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p,
+                                                const EarlyArgs& args) {
+  constexpr uint32_t kConstants = 1u << 1 | 1u << 3;  // the matrix, after
+  const bool early = (args.early & kConstants) == kConstants;
+  if (early) {
+    pdl_read_early();
+  } else {
+    ask_for_matrix(args, p.head_dim);
+    pdl_wait();
+  }
   const uint32_t n = p.head_dim, lanes = transform_lanes(n, kColumns),
                  each = transform_stage_rows(n);
   const uint32_t block_rows = transform_block_rows(lanes, 1);
@@ -84,8 +90,15 @@ __device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p,
     if (stage * each < n) fetch_stage(matrix, n, stage * each, stages + stage * each * n);
     copy_commit();
   }
+  float sum[kColumns] = {}, after[kColumns];
+#pragma unroll
+  for (uint32_t c = 0; c < kColumns; ++c) {
+    const uint32_t i = column + c * lanes;
+    after[c] = i < n ? after_of(rows, args, i) : 0.0f;
+  }
+  if (early) pdl_wait();
+  pdl_launch_dependents();
   load_transform_rows<X>(rows, args, block_rows, 0, n, 1, n, x);
-  float sum[kColumns] = {};
 #pragma unroll 1
   for (uint32_t begin = 0, stage = 0; begin < n; begin += each, stage ^= 1) {
     copy_wait<1>();
@@ -111,7 +124,7 @@ __device__ __noinline__ void few_transform_rows(const abi::KvTransformParams& p,
 #pragma unroll
   for (uint32_t c = 0; c < kColumns; ++c) {
     const uint32_t i = column + c * lanes;
-    if (i < n) out[i] = from_float<Out>(sum[c] + after_of(rows, args, i));
+    if (i < n) out[i] = from_float<Out>(sum[c] + after[c]);
   }
 }
 
@@ -164,26 +177,22 @@ __device__ __noinline__ void transform_rows(const abi::KvTransformParams& p, con
   }
 }
 
-// A function of its own, as well.
-__device__ __noinline__ void ask_for_matrix(const Args& args, uint32_t n) {
-  prefetch_matrix(pointer<const float>(args.at[1]) + uint64_t{blockIdx.y} * n * n, n);
-}
-
 template <class X, class Out>
 __global__ void __launch_bounds__(kBlockThreads)
     kv_transform(const __grid_constant__ abi::KvTransformParams p,
-                 const __grid_constant__ Args args) {
+                 const __grid_constant__ EarlyArgs args) {
   const TransformShape shape = transform_shape(p);
-  if (shape.rows == 1) ask_for_matrix(args, p.head_dim);
-  pdl_wait();
-  pdl_launch_dependents();
   if (shape.rows == 1) {
     if (shape.columns == 1) {
       few_transform_rows<X, Out, 1>(p, args);
     } else {
       few_transform_rows<X, Out, 4>(p, args);
     }
-  } else if (shape.columns == 2) {
+    return;
+  }
+  pdl_wait();
+  pdl_launch_dependents();
+  if (shape.columns == 2) {
     transform_rows<X, Out, 2, 16>(p, args);
   } else {
     transform_rows<X, Out, 4, 16>(p, args);
