@@ -87,14 +87,9 @@ Launch launch_kv_feedback(const void* params, uint64_t /*spec*/, const CudaLimit
   for (const abi::KvFeedbackStream& s : p.stream) {
     if (s.head_dim != 0) threads = std::max(threads, encode_threads(s));
   }
-  // Blocks that do not share a multiprocessor have its shared memory for matrices.
-  const uint64_t blocks = encode_blocks(p, 0, 0) + encode_blocks(p, 1, 0);
-  const uint64_t with_matrices = sizeof(EncodeShared) + uint64_t{encode_matrix_bytes(p)};
-  const bool has_room =
-      blocks <= limits.multiprocessors && with_matrices <= limits.shared_bytes_per_block;
-  return {{static_cast<uint32_t>(blocks), 1, 1},
+  return {{static_cast<uint32_t>(encode_blocks(p, 0, 0) + encode_blocks(p, 1, 0)), 1, 1},
           threads,
-          static_cast<uint32_t>(has_room ? with_matrices : sizeof(EncodeShared))};
+          sizeof(EncodeShared)};
 }
 
 std::string name_kv_transform(uint64_t spec) {

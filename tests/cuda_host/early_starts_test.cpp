@@ -113,38 +113,5 @@ TEST(EarlyStarts, TransformsWaitForWhatIsWrittenAhead) {
   }
 }
 
-// With a multiprocessor for each block the matrices lie in shared memory.
-TEST(EarlyStarts, CalibratedWritesWaitForWhatIsWrittenAhead) {
-  for (const uint32_t multiprocessors : {1u, 20u}) {
-    const Device device = emulated_device(multiprocessors);
-    constexpr uint64_t kTokens = 3, kHeads = 3, kDim = 64;
-    const auto matrices = [&](uint32_t seed) {
-      return tensor_of(device, gaussian_rows(kHeads * kDim, kDim, seed), {kHeads, kDim, kDim});
-    };
-    const auto calibration = [&](uint32_t seed) {
-      return KvCalibration{
-          {matrices(seed), matrices(seed + 1),
-           tensor_of(device, gaussian_rows(kHeads, kDim, seed + 2), {kHeads, kDim})},
-          {matrices(seed + 3),
-           tensor_of(device, std::vector<float>(kHeads * kDim, 1.1f), {kHeads, kDim}),
-           {0.9f, 1.0f, 1.1f}}};
-    };
-    KvWriteInputs in{
-        .k = tensor_of(device, gaussian_rows(kTokens * kHeads, kDim, 1), {kTokens, kHeads, kDim}),
-        .v = tensor_of(device, gaussian_rows(kTokens * kHeads, kDim, 2), {kTokens, kHeads, kDim}),
-        .pages = KvPages::allocate(device, {KvFormat::tq4, KvFormat::tq8, kHeads, kDim, 0, 16}, 2),
-        .slots = tensor_of(device, std::vector<int32_t>{3, 17, 9}, {kTokens}),
-        .k_calibration = calibration(3),
-        .v_calibration = calibration(7)};
-    const auto record = [&](Encoder& encoder) { kv_write(encoder, in); };
-    record(RunNow(device));
-    const KvCalibration &k = in.k_calibration, &v = in.v_calibration;
-    expect_waits(device,
-                 {&in.k, &in.v, &in.slots, &k.transform.matrix, &k.transform.inverse,
-                  &k.transform.mean, &k.feedback.factor, &v.transform.matrix, &v.feedback.factor},
-                 record, in.pages.bytes, read_bytes(in.pages.bytes));
-  }
-}
-
 }  // namespace
 }  // namespace gyre::test

@@ -26,13 +26,6 @@ struct EncodeShared {
   uint32_t largest[kEncodeMaxThreads / 32];
 };
 
-// A row's matrices, K's inverse behind it, lie behind that where the launch brings room for them.
-constexpr uint32_t encode_matrix_bytes(const abi::KvFeedbackParams& p) {
-  const uint32_t k = p.stream[0].head_dim, v = p.stream[1].head_dim;
-  return 4 * (2 * k * k > v * v ? 2 * k * k : v * v);
-}
-static_assert(sizeof(EncodeShared) % 16 == 0);
-
 // With many tokens a block takes a tile of rows of one head instead, 16 threads to a row: the rows
 // share what is read of the matrices, and a thread runs the chain of a row at a gain.
 constexpr uint32_t kEncodeTileTokens = 16;  // from here on

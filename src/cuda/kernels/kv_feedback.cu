@@ -12,27 +12,6 @@ __device__ inline EncodeShared& encode_shared() {
   return *reinterpret_cast<EncodeShared*>(dynamic_shared());
 }
 
-// What a block may bring near before the command ahead has ended, unless that one writes it: its
-// head's matrices, to shared memory if there is room.
-__device__ inline bool has_staged_matrices() {
-  return dynamic_shared_bytes() > sizeof(EncodeShared);
-}
-__device__ inline float* staged_matrices() {
-  return reinterpret_cast<float*>(dynamic_shared() + sizeof(EncodeShared));
-}
-__device__ inline void stage_matrices(const HeadCalibration& calibration, uint32_t n, bool is_k) {
-  if (has_staged_matrices()) {
-    if (calibration.matrix != nullptr) copy_floats(calibration.matrix, n * n, staged_matrices());
-    if (is_k && calibration.inverse != nullptr)
-      copy_floats(calibration.inverse, n * n, staged_matrices() + n * n);
-  } else {
-    prefetch_matrix(calibration.matrix, n);
-    if (is_k) prefetch_matrix(calibration.inverse, n);
-  }
-  prefetch_matrix(calibration.factor, n);
-  copy_commit();
-}
-
 // Steps 1 and 2. Returns the bits of the row's largest magnitude.
 template <class Source>
 __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, const Source* row,
@@ -52,7 +31,6 @@ __device__ uint32_t load_row_in_transform(const HeadCalibration& calibration, co
   const int exponent = largest < 0x7F800000u ? lost_exponent(largest) : 0;
   lose_exponent(exponent, x);
   if (i < n) shared.y[i] = x[0];
-  copy_wait<0>();
   __syncthreads();
 #pragma unroll 1
   for (uint32_t column = i; column < (has_w ? 2 * n : n); column += blockDim.x) {
@@ -169,12 +147,8 @@ __device__ void encode_row(const abi::KvFeedbackParams& p, const Args& args, uin
   const uint64_t* const at = args.at + kEncodeArgs * stream;
   const uint32_t n = s.head_dim;
   const uint64_t token = row / p.heads, head = row - token * p.heads;
-  HeadCalibration calibration(at, n, head);
+  const HeadCalibration calibration(at, n, head);
   const bool has_w = stream != kRoleV && calibration.inverse != nullptr;
-  if (has_staged_matrices()) {
-    if (calibration.matrix != nullptr) calibration.matrix = staged_matrices();
-    if (has_w) calibration.inverse = staged_matrices() + n * n;
-  }
   CalibratedPlace to{pointer<uint8_t>(at[6] + row * abi::kv_calibrated_bytes(n)), n, stream, 0,
                      has_w};
   to.largest = load_row_in_transform(
@@ -206,27 +180,18 @@ __device__ void encode_block(const abi::KvFeedbackParams& p, const Args& args, u
 template <class Source, uint32_t kFormatK, uint32_t kFormatV>
 __global__ void __launch_bounds__(kEncodeMaxThreads)
     kv_feedback(const __grid_constant__ abi::KvFeedbackParams p,
-                const __grid_constant__ EarlyArgs args) {
+                const __grid_constant__ Args args) {
   const uint64_t blocks_k = kFormatK != 0 ? encode_blocks(p, 0, blockDim.x / kEncodeRowThreads) : 0;
   const uint32_t stream = blockIdx.x < blocks_k ? 0 : 1;
   const uint64_t index = blockIdx.x - (stream == 0 ? 0 : blocks_k);
-  if (!encode_takes_tiles(p)) {
-    constexpr uint32_t kMatrices = 1u << 1 | 1u << 2;
-    const uint32_t bits = kMatrices << kEncodeArgs * stream;
-    const bool early = (args.early & bits) == bits;
+  if (p.tokens < kEncodeTileTokens) {
     const uint32_t n = p.stream[stream].head_dim;
     const HeadCalibration calibration(args.at + kEncodeArgs * stream, n, index % p.heads);
-    if (early) {
-      pdl_read_early();
-      stage_matrices(calibration, n, stream != kRoleV);
-      pdl_wait();
-    } else {
-      pdl_wait();
-      stage_matrices(calibration, n, stream != kRoleV);
-    }
-  } else {
-    pdl_wait();
+    prefetch_matrix(calibration.matrix, n);
+    prefetch_matrix(calibration.factor, n);
+    if (stream != kRoleV) prefetch_matrix(calibration.inverse, n);
   }
+  pdl_wait();
   pdl_launch_dependents();
   if constexpr (kFormatK == kFormatV) {
     encode_block<Source, kFormatK>(p, args, stream, index);

@@ -55,7 +55,17 @@ __device__ inline float after_of(const TransformRows& rows, const Args& args, ui
 // Rows [begin, ...) of the matrix to a stage.
 __device__ inline void fetch_stage(const float* matrix, uint32_t n, uint32_t begin, float* stage) {
   const uint32_t rows = transform_stage_rows(n), left = n - begin;
-  copy_floats(matrix + uint64_t{begin} * n, (left < rows ? left : rows) * n, stage);
+  const uint32_t count = (left < rows ? left : rows) * n;
+  const float* const from = matrix + uint64_t{begin} * n;
+  if (is_aligned(from, 16)) {
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x * 4; i < count; i += kBlockThreads * 4)
+      copy_async<16>(shared_address(stage + i), from + i, true);
+  } else {
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads)
+      copy_async<4>(shared_address(stage + i), from + i, true);
+  }
 }
 
 // A function of its own: NVRTC takes minutes otherwise.

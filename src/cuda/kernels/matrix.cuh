@@ -1,7 +1,6 @@
 #pragma once
 // Rows times a matrix that says what each coordinate adds: sums are chains over coordinates in
 // order, so that every device has the same bits.
-#include "cuda/kernels/block_instructions.cuh"
 #include "cuda/kernels/global_memory.cuh"
 
 namespace gyre::cuda {
@@ -15,19 +14,6 @@ __device__ inline void prefetch_matrix(const float* matrix, uint32_t n) {
 #pragma unroll 1
   for (uint32_t i = threadIdx.x * kLineFloats; i < n * n; i += blockDim.x * kLineFloats)
     prefetch_l2(matrix + i);
-}
-
-// Begins copies to shared memory, by all threads of the block.
-__device__ inline void copy_floats(const float* from, uint32_t count, float* to) {
-  if (is_aligned(from, 16)) {
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x * 4; i < count; i += blockDim.x * 4)
-      copy_async<16>(shared_address(to + i), from + i, true);
-  } else {
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
-      copy_async<4>(shared_address(to + i), from + i, true);
-  }
 }
 
 // Coordinate i of the product, from the first `count` coordinates of x, behind `sum`.
