@@ -24,6 +24,7 @@ struct PagedState {
   SharedLevelTable table_k, table_v;
   uint32_t stale[kMaxItemSlots];  // 1: the schedule was made with other numbers of the sequence
   uint32_t count, splits, next;   // runs at hand, their splits, the next one that nobody took
+  uint32_t takers;                // warps that take splits, or groups of warps that share keys
   uint32_t merge_groups;          // of the first block's fold; 0: another block merges
   uint32_t finished;              // bits of the runs at hand whose rows can be written
 };

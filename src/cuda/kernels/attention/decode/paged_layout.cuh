@@ -6,8 +6,10 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kMaxItemSlots = 12;  // work items that a block works on before its warps meet
-constexpr uint32_t kTurns = 64;         // no fewer than splits of one work item can be in flight
-constexpr uint32_t kQueuedSplits = 8;   // of a warp: more than have stages in flight
+// No fewer than splits of one work item can be in flight: a warp has those of its stages, and one.
+constexpr uint32_t kTurns = 64;
+static_assert(kDecodeMaxWarps * (kDecodeMaxStages + 1) <= kTurns);
+constexpr uint32_t kQueuedSplits = 8;  // of a warp: more than have stages in flight
 
 // Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
 // levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the
@@ -71,6 +73,14 @@ constexpr uint32_t PagedLayout::warps_at(uint32_t warps) const {
   return round_up(kPagedStateBytes + 2 * warps * exchange_bytes, 128);
 }
 
+// Of a block. A warp computes longer on a stage of few bytes than these take to come, so more of
+// them load, where 12 warps have the registers: with other formats and dims they spill.
+constexpr uint32_t paged_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
+  const bool formats = v == abi::kTq4 && (k == abi::kTq4 || k == abi::kTq8);
+  const bool small = dims.k == dims.v && (dims.k == 64 || dims.k == 128);
+  return formats && small && rows <= 4 ? 12 : 8;
+}
+
 constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
   PagedLayout a = {};
   const DecodeStage stage = decode_stage(k, v, dims, rows, kDecodePages);
@@ -82,16 +92,16 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
   a.exchange_bytes = shared.exchange_bytes;
   a.transpose = round_up(dims.k, 32) * 4;  // behind the staging buffer of a query
   a.ring = round_up(a.transpose + shared.transpose_bytes, 128);
-  // Bytes in flight: more of them make the memory slower.
-  constexpr uint32_t kInFlight = 72 << 10, kWarps = 8, kEnoughSlots = 2;
-  a.stages = 1 + (kInFlight + kWarps * a.stage / 2) / (kWarps * a.stage);
+  a.max_warps = paged_warps(k, v, dims, rows);
+  // Bytes of a warp in flight: more of them make the memory slower.
+  constexpr uint32_t kInFlight = 9 << 10, kEnoughSlots = 2;
+  a.stages = 1 + (kInFlight + a.stage / 2) / a.stage;
   a.stages = a.stages > kDecodeMaxStages ? kDecodeMaxStages : a.stages;
-  a.max_warps = kWarps;
   const auto fits = [&a](uint32_t warps) {
     a.warp_bytes = a.ring + a.stages * a.stage;
     return a.slots(warps, kDecodeMaxBytes) >= kEnoughSlots;
   };
-  while (a.stages > kDecodeFewestStages && !fits(kWarps)) --a.stages;
+  while (a.stages > kDecodeFewestStages && !fits(a.max_warps)) --a.stages;
   if (a.stages < kDecodeFewestStages) a.stages = kDecodeFewestStages;
   while (!fits(a.max_warps) && a.max_warps > a.warps_per_key) a.max_warps -= a.warps_per_key;
   return a;

@@ -44,7 +44,8 @@ class SplitLoads {
 
   // Begins with the warp's first split of the runs at hand.
   void start() {
-    next_split_ = warp_ / kPerKey;
+    const uint32_t first = warp_ / kPerKey;
+    next_split_ = first < state_.takers ? first : state_.splits;
     run_ = left_ = 0;
     now_ = next_ = {};
     find_window();
