@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/unpack_x86.h"
+#include "cpu/attention/isa/signed_nibbles_avx512.h"
 
 namespace gyre::cpu {
 namespace {
@@ -149,6 +149,22 @@ inline __m512i add_bit(__m512i low, __mmask64 set) {
   if constexpr (KeyOperand<kFormat>::kLinear)
     return _mm512_mask_add_epi8(low, set, low, bytes_of(16));
   return _mm512_mask_sub_epi8(low, set, _mm512_setzero_si512(), low);  // 128 + x to 128 - x
+}
+
+// Bits 0 to 3 of a nibble in bits 0, 2, 4 and 6.
+inline constexpr ByteTable kEverySecondBit = repeat_table([](uint32_t index) {
+  return (index & 1) | (index & 2) << 1 | (index & 4) << 2 | (index & 8) << 3;
+});
+
+// Signs of four chunks of a whole group, its first or its last four, as SignedNibbles wants them.
+template <bool kLast>
+inline __m512i spread_signs(__m512i group) {
+  return Avx512::look_up_nibble(kEverySecondBit, kLast ? right16(group, 4) : group);
+}
+// The same of the last 64 coordinates of a row: in eight bytes, chunk i in bits 2i and 2i + 1.
+inline __m512i spread_last_signs(__m512i bytes, const ChunkPlace& first) {
+  const __m512i moved = _mm512_shuffle_epi8(bytes, _mm512_load_si512(first.byte));
+  return _mm512_and_si512(_mm512_srlv_epi16(moved, _mm512_load_si512(first.shift)), bytes_of(0x55));
 }
 
 #if defined(__AVX512VBMI__)
