@@ -141,8 +141,12 @@ void score_levels(const ScoreJob& job) {
     constexpr uint32_t kFormat = decltype(format)::value;
     const QuadTables& tables =
         find_quad_tables<kFormat>(job.key_dim == 0 ? job.head_dim : job.key_dim);
+    const bool near = near_rows(tables, job.key_stride);
     for_row_groups(job.rows, [&](auto rows, size_t row) {
-      score_rows<kFormat, decltype(rows)::value>(job, tables, row);
+      constexpr size_t kRows = decltype(rows)::value;
+      constexpr bool kMayBeNear = abi::kv_bits(kFormat) <= 6;  // at head dims that are in use
+      if (kMayBeNear && near) return score_rows<kFormat, kRows, kMayBeNear>(job, tables, row);
+      score_rows<kFormat, kRows, false>(job, tables, row);
     });
   });
 }

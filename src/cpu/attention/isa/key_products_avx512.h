@@ -56,7 +56,7 @@ struct QuadSums {
 enum class HighPlane : uint8_t { whole, repeated, placed };
 
 // The keys of a tile, and the queries they are multiplied with.
-template <uint32_t kFormat, size_t kRows>
+template <uint32_t kFormat, size_t kRows, bool kNear>
 struct TileProducts {
   static constexpr uint32_t kLow = abi::kv_low_bits(kFormat), kHigh = abi::kv_high_bits(kFormat);
   static constexpr bool kSigned = kLow == 2 && kHigh == 1;
@@ -70,8 +70,11 @@ struct TileProducts {
   QuadSums<kRows> sums;
 
   void load(size_t at, __m512i (&quads)[2]) const {
-    quads[0] = load_quad(keys + at, job.key_stride);
-    quads[1] = load_quad(keys + at + kQuad * job.key_stride, job.key_stride);
+    for (size_t i = 0; i < 2; ++i) {
+      const uint8_t* const row = keys + at + i * kQuad * job.key_stride;
+      quads[i] = kNear ? load_near(row, job.key_stride, tables.near_words)
+                       : load_quad(row, job.key_stride);
+    }
   }
   size_t high_plane() const { return key_dim * kLow / 8; }
   // The chunk's number from the first that is not in a whole group.
@@ -211,7 +214,7 @@ inline void store_scores(const __m512 (&score)[2], float* to) {
   }
 }
 
-template <uint32_t kFormat, size_t kRows>
+template <uint32_t kFormat, size_t kRows, bool kNear>
 void score_rows(const ScoreJob& job, const QuadTables& tables, size_t row) {
   // The operands' bias adds that many times the sum of the query.
   __m512i bias[abi::kKvMaxScales];
@@ -226,12 +229,12 @@ void score_rows(const ScoreJob& job, const QuadTables& tables, size_t row) {
     if (row == 0) prefetch_steps(job.prefetch, tile * kTile, (tile + 1) * kTile);
     __m512 score[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (size_t b = 0; b < job.blocks->count; ++b) {
-      TileProducts<kFormat, kRows> products{job,
-                                            tables,
-                                            tables.head_dim,
-                                            job.keys + tile * kTile * job.key_stride,
-                                            job.q + 2 * row * job.head_dim,
-                                            {}};
+      TileProducts<kFormat, kRows, kNear> products{job,
+                                                   tables,
+                                                   tables.head_dim,
+                                                   job.keys + tile * kTile * job.key_stride,
+                                                   job.q + 2 * row * job.head_dim,
+                                                   {}};
       const size_t first = job.blocks->begin[b] / kChunk;
       products.multiply(first, first + job.blocks->size[b] / kChunk);
       const __m512 scale = _mm512_castps256_ps512(

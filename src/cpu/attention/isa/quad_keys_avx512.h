@@ -43,7 +43,9 @@ struct QuadTables {
   uint32_t format = 0, head_dim = 0;
   uint32_t low_at = 0, high_at = 0;  // the 16 bytes of a row that hold them
   bool high_repeats = false;         // all chunks of the high plane have the same bytes
-  ChunkPlace low[8], high[8];        // by the chunk's number from the first that is not in a group
+  uint32_t row_bytes = 0;
+  alignas(64) uint32_t near_words[16];  // of load_near
+  ChunkPlace low[8], high[8];  // by the chunk's number from the first that is not in a group
 };
 
 template <uint32_t kBits>
@@ -80,6 +82,11 @@ const QuadTables& find_quad_tables(uint32_t head_dim) {
   if constexpr (kHigh != 0)
     tables.high_at = find_places<kHigh>(head_dim, plane, row_bytes, tables.high);
   const uint32_t high_bytes = head_dim % abi::kv_group(1) / 8;
+  tables.row_bytes = row_bytes;
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t row = i / 4 % 2 * row_bytes;  // the second of a pair
+    tables.near_words[i] = (i < 8 ? row : 64 + 48 - row_bytes + row) / 4 + i % 4;
+  }
   tables.high_repeats = kHigh == 1 && high_bytes != 0 && kChunk % high_bytes == 0;
   return tables;
 }
@@ -90,6 +97,16 @@ inline __m512i load_quad(const uint8_t* row, size_t stride) {
   };
   const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(at(0)), at(1), 1);
   return _mm512_inserti32x4(_mm512_inserti32x4(two, at(2), 2), at(3), 3);
+}
+
+// Whether rows are so short that 16 bytes of two of them lie within 64, in words of 32 bits.
+inline bool near_rows(const QuadTables& tables, size_t stride) {
+  return stride == tables.row_bytes && stride >= 16 && stride <= 48 && stride % 4 == 0;
+}
+// load_quad of these. Reads from the first row on, and up to the end of the last row's 16 bytes.
+inline __m512i load_near(const uint8_t* row, size_t stride, const uint32_t (&words)[16]) {
+  const __m512i early = _mm512_loadu_si512(row), late = _mm512_loadu_si512(row + 3 * stride - 48);
+  return _mm512_permutex2var_epi32(early, _mm512_load_si512(words), late);
 }
 
 // Bit i of every byte.
