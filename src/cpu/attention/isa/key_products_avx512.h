@@ -76,6 +76,15 @@ struct TileProducts {
                        : load_quad(row, job.key_stride);
     }
   }
+  void load_two(size_t at, __m512i (&first)[2], __m512i (&second)[2]) const {
+    if constexpr (kNear) {
+      load(at, first);
+      load(at + 16, second);
+    } else {
+      for (size_t i = 0; i < 2; ++i)
+        load_two_quads(keys + at + i * kQuad * job.key_stride, job.key_stride, first[i], second[i]);
+    }
+  }
   size_t high_plane() const { return key_dim * kLow / 8; }
   // The chunk's number from the first that is not in a whole group.
   size_t past_groups(size_t chunk, size_t group_chunks) const {
@@ -132,9 +141,7 @@ struct TileProducts {
       operand[i] = Avx512::look_up(kTable, nibbles[i].template index<kNth>());
     sums.add(operand, q + chunk * kChunk, job.head_dim);
   }
-  void multiply_signed_group(const __m512i (&signs)[2], size_t chunk) {
-    __m512i low[2];
-    load(chunk / kLowChunks * 16, low);
+  void multiply_signed_group(const __m512i (&low)[2], const __m512i (&signs)[2], size_t chunk) {
     const SignedNibbles nibbles[2] = {{low[0], signs[0]}, {low[1], signs[1]}};
     multiply_signed<0>(nibbles, chunk);
     multiply_signed<1>(nibbles, chunk + 1);
@@ -149,7 +156,9 @@ struct TileProducts {
     if constexpr (kSigned) {
       if (tables.high_repeats) {  // these are the last 64 coordinates
         for (__m512i& bytes : high) bytes = spread_last_signs(bytes, tables.high[0]);
-        return multiply_signed_group(high, first);
+        __m512i low[2];
+        load(first / kLowChunks * 16, low);
+        return multiply_signed_group(low, high, first);
       }
     } else if (kHigh == 1 && tables.high_repeats) {
       for (__m512i& bytes : high)
@@ -166,10 +175,12 @@ struct TileProducts {
   void multiply_whole(const __m512i (&high)[2], size_t chunk) {
 #if !defined(__AVX512VBMI__)
     if constexpr (kSigned) {
+      __m512i first[2], second[2];
+      load_two(chunk / kLowChunks * 16, first, second);
       const __m512i early[2] = {spread_signs<false>(high[0]), spread_signs<false>(high[1])};
-      multiply_signed_group(early, chunk);
+      multiply_signed_group(first, early, chunk);
       const __m512i late[2] = {spread_signs<true>(high[0]), spread_signs<true>(high[1])};
-      return multiply_signed_group(late, chunk + kLowChunks);
+      return multiply_signed_group(second, late, chunk + kLowChunks);
     }
 #endif
     if constexpr (kHighChunks == 2 * kLowChunks) {  // whose shifts are constants

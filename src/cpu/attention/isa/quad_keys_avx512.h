@@ -99,6 +99,17 @@ inline __m512i load_quad(const uint8_t* row, size_t stride) {
   return _mm512_inserti32x4(_mm512_inserti32x4(two, at(2), 2), at(3), 3);
 }
 
+// load_quad of 16 bytes and of the next 16.
+inline void load_two_quads(const uint8_t* row, size_t stride, __m512i& first, __m512i& second) {
+  const auto at = [&](size_t i) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + i * stride));
+  };
+  const __m512i early = _mm512_inserti64x4(_mm512_castsi256_si512(at(0)), at(1), 1);
+  const __m512i late = _mm512_inserti64x4(_mm512_castsi256_si512(at(2)), at(3), 1);
+  first = _mm512_shuffle_i64x2(early, late, 0x88);
+  second = _mm512_shuffle_i64x2(early, late, 0xDD);
+}
+
 // Whether rows are so short that 16 bytes of two of them lie within 64, in words of 32 bits.
 inline bool near_rows(const QuadTables& tables, size_t stride) {
   return stride == tables.row_bytes && stride >= 16 && stride <= 48 && stride % 4 == 0;
