@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cpu/attention/isa/kernels.h"
-#include "cpu/attention/isa/unpack_x86.h"
+#include "cpu/attention/isa/signed_nibbles_avx512.h"
 
 namespace gyre::cpu {
 namespace {
@@ -43,7 +43,9 @@ struct QuadTables {
   uint32_t format = 0, head_dim = 0;
   uint32_t low_at = 0, high_at = 0;  // the 16 bytes of a row that hold them
   bool high_repeats = false;         // all chunks of the high plane have the same bytes
-  ChunkPlace low[8], high[8];        // by the chunk's number from the first that is not in a group
+  uint32_t row_bytes = 0;
+  alignas(64) uint32_t near_words[16];  // of load_near
+  ChunkPlace low[8], high[8];  // by the chunk's number from the first that is not in a group
 };
 
 template <uint32_t kBits>
@@ -80,6 +82,11 @@ const QuadTables& find_quad_tables(uint32_t head_dim) {
   if constexpr (kHigh != 0)
     tables.high_at = find_places<kHigh>(head_dim, plane, row_bytes, tables.high);
   const uint32_t high_bytes = head_dim % abi::kv_group(1) / 8;
+  tables.row_bytes = row_bytes;
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t row = i / 4 % 2 * row_bytes;  // the second of a pair
+    tables.near_words[i] = (i < 8 ? row : 64 + 48 - row_bytes + row) / 4 + i % 4;
+  }
   tables.high_repeats = kHigh == 1 && high_bytes != 0 && kChunk % high_bytes == 0;
   return tables;
 }
@@ -90,6 +97,27 @@ inline __m512i load_quad(const uint8_t* row, size_t stride) {
   };
   const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(at(0)), at(1), 1);
   return _mm512_inserti32x4(_mm512_inserti32x4(two, at(2), 2), at(3), 3);
+}
+
+// load_quad of 16 bytes and of the next 16.
+inline void load_two_quads(const uint8_t* row, size_t stride, __m512i& first, __m512i& second) {
+  const auto at = [&](size_t i) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + i * stride));
+  };
+  const __m512i early = _mm512_inserti64x4(_mm512_castsi256_si512(at(0)), at(1), 1);
+  const __m512i late = _mm512_inserti64x4(_mm512_castsi256_si512(at(2)), at(3), 1);
+  first = _mm512_shuffle_i64x2(early, late, 0x88);
+  second = _mm512_shuffle_i64x2(early, late, 0xDD);
+}
+
+// Whether rows are so short that 16 bytes of two of them lie within 64, in words of 32 bits.
+inline bool near_rows(const QuadTables& tables, size_t stride) {
+  return stride == tables.row_bytes && stride >= 16 && stride <= 48 && stride % 4 == 0;
+}
+// load_quad of these. Reads from the first row on, and up to the end of the last row's 16 bytes.
+inline __m512i load_near(const uint8_t* row, size_t stride, const uint32_t (&words)[16]) {
+  const __m512i early = _mm512_loadu_si512(row), late = _mm512_loadu_si512(row + 3 * stride - 48);
+  return _mm512_permutex2var_epi32(early, _mm512_load_si512(words), late);
 }
 
 // Bit i of every byte.
@@ -149,6 +177,22 @@ inline __m512i add_bit(__m512i low, __mmask64 set) {
   if constexpr (KeyOperand<kFormat>::kLinear)
     return _mm512_mask_add_epi8(low, set, low, bytes_of(16));
   return _mm512_mask_sub_epi8(low, set, _mm512_setzero_si512(), low);  // 128 + x to 128 - x
+}
+
+// Bits 0 to 3 of a nibble in bits 0, 2, 4 and 6.
+inline constexpr ByteTable kEverySecondBit = repeat_table([](uint32_t index) {
+  return (index & 1) | (index & 2) << 1 | (index & 4) << 2 | (index & 8) << 3;
+});
+
+// Signs of four chunks of a whole group, its first or its last four, as SignedNibbles wants them.
+template <bool kLast>
+inline __m512i spread_signs(__m512i group) {
+  return Avx512::look_up_nibble(kEverySecondBit, kLast ? right16(group, 4) : group);
+}
+// The same of the last 64 coordinates of a row: in eight bytes, chunk i in bits 2i and 2i + 1.
+inline __m512i spread_last_signs(__m512i bytes, const ChunkPlace& first) {
+  const __m512i moved = _mm512_shuffle_epi8(bytes, _mm512_load_si512(first.byte));
+  return _mm512_and_si512(_mm512_srlv_epi16(moved, _mm512_load_si512(first.shift)), bytes_of(0x55));
 }
 
 #if defined(__AVX512VBMI__)

@@ -41,15 +41,14 @@ inline constexpr ByteTable kPairLevels = repeat_table([](uint32_t index) {
   return abi::kv_level(kFormat, index >> (2 * kHalf) & 3);
 });
 
-template <uint32_t kFormat, size_t kChunks>
-inline void unpack_pairs(const uint8_t* plane, size_t coordinates, __m512i (&v)[kChunks][2]) {
-  const __m512i bytes = load_pairs<kChunks>(plane, coordinates);
+template <uint32_t kFormat>
+inline void unpack_pairs(const uint8_t* plane, size_t coordinates, __m512i (&v)[2]) {
+  const __m512i bytes = load_pairs<1>(plane, coordinates);
   const __m512i nibbles[2] = {bytes, _mm512_srli_epi16(bytes, 4)};
   for (size_t half = 0; half < 2; ++half) {
     const __m512i early = Avx512::look_up_nibble(kPairLevels<kFormat, 0>, nibbles[half]);
     const __m512i late = Avx512::look_up_nibble(kPairLevels<kFormat, 1>, nibbles[half]);
-    v[0][half] = _mm512_unpacklo_epi16(early, late);
-    if constexpr (kChunks == 2) v[1][half] = _mm512_unpackhi_epi16(early, late);
+    v[half] = _mm512_unpacklo_epi16(early, late);
   }
 }
 
@@ -64,10 +63,10 @@ inline constexpr ByteTable kSignBytes = [] {
 
 // 2-bit magnitudes and, in a plane of its own, signs: token t's is bit t of a byte. Signs get above
 // the magnitudes of two tokens at a time.
-template <uint32_t kFormat, size_t kChunks>
+template <uint32_t kFormat>
 inline void unpack_signed_pairs(const uint8_t* plane, const uint8_t* high_plane, size_t coordinates,
-                                __m512i (&v)[kChunks][2]) {
-  const __m512i bytes = load_pairs<kChunks>(plane, coordinates);
+                                __m512i (&v)[2]) {
+  const __m512i bytes = load_pairs<1>(plane, coordinates);
   const auto words = static_cast<__mmask8>((1u << (coordinates / 8)) - 1);
   const __m512i signs = _mm512_broadcast_i64x4(_mm256_maskz_loadu_epi64(words, high_plane));
   // Bits 0, 2, 4 and 6 become 4 to 7; of the copy bits 1, 3, 5 and 7.
@@ -80,8 +79,7 @@ inline void unpack_signed_pairs(const uint8_t* plane, const uint8_t* high_plane,
   for (size_t half = 0; half < 2; ++half) {
     const __m512i early = Avx512::look_up_signed<kFormat, 0, 0>(low[half], high[half]);
     const __m512i late = Avx512::look_up_signed<kFormat, 1, 0>(low[half], high[half]);
-    v[0][half] = _mm512_unpacklo_epi16(early, late);
-    if constexpr (kChunks == 2) v[1][half] = _mm512_unpackhi_epi16(early, late);
+    v[half] = _mm512_unpacklo_epi16(early, late);
   }
 }
 #endif
@@ -124,7 +122,8 @@ inline void add_high_pairs(const uint8_t* plane, size_t coordinates, __m512i (&v
 }
 
 // Levels of coordinates from c on of a tile of V, or codes (kLinearCodes): 16 * kChunks of them, or
-// fewer with one chunk.
+// fewer with one chunk. Two bits or three are unpacked one chunk at a time; value_pairs_avx512.h
+// has a faster way, in another order of tokens.
 template <uint32_t kFormat, size_t kChunks>
 inline void unpack_v_operands(const uint8_t* tile, size_t head_dim, size_t c, size_t coordinates,
                               __m512i (&v)[kChunks][2]) {
@@ -133,9 +132,10 @@ inline void unpack_v_operands(const uint8_t* tile, size_t head_dim, size_t c, si
   const uint8_t* const high_plane = tile + head_dim * kLow + c * kHigh;
 #if defined(__AVX512VBMI__) && defined(__GFNI__)
   if constexpr (kFormat == abi::kTq3)
-    return unpack_signed_pairs<kFormat, kChunks>(low_plane, high_plane, coordinates, v);
+    return unpack_signed_pairs<kFormat>(low_plane, high_plane, coordinates, v[0]);
 #endif
-  if constexpr (kLow == 2) unpack_pairs<kFormat, kChunks>(low_plane, coordinates, v);
+  static_assert(kLow != 2 || kChunks == 1);
+  if constexpr (kLow == 2) unpack_pairs<kFormat>(low_plane, coordinates, v[0]);
   if constexpr (kFormat == abi::kTq6) {
     for (size_t i = 0; i < kChunks; ++i)
       unpack_nibbles(low_plane + 64 * i, kChunks == 1 ? coordinates : 16, v[i]);

@@ -124,6 +124,10 @@ struct Avx512 {
   static V look_up(const ByteTable& table, V index) {
     return _mm512_shuffle_epi8(_mm512_load_si512(table.entry), index);
   }
+  // The bytes of each 128 bits that the table names.
+  static V shuffle(V bytes, const ByteTable& table) {
+    return _mm512_shuffle_epi8(bytes, _mm512_load_si512(table.entry));
+  }
 #if defined(__AVX512VBMI__)
   // By the lowest six bits of a byte: a table that repeats every 16 entries reads four of them.
   static V look_up_64(const ByteTable& table, V bytes) {
