@@ -8,7 +8,6 @@ using namespace gyre::c_api;
 
 namespace {
 
-gyre::Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
 const gyre::Encoder& value(const gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
 
 // The handle is made first: work that was submitted must not end in an error of its own.

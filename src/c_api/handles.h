@@ -62,6 +62,8 @@ struct gyre_bytes : gyre::c_api::HandleOf<gyre::c_api::HandleKind::bytes, std::s
 
 namespace gyre::c_api {
 
+inline Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
+
 // The body of every _destroy(). A handle of another type stays, and gyre_last_error() says so.
 template <class Handle>
 void destroy(const char* function, Handle* handle, const char* name) noexcept {

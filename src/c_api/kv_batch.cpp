@@ -12,7 +12,6 @@ namespace {
 
 gyre::KvBatch& value(gyre_kv_batch* batch) { return deref(batch, "batch").value; }
 const gyre::KvBatch& value(const gyre_kv_batch* batch) { return deref(batch, "batch").value; }
-gyre::Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
 
 gyre::KvBatchOptions kv_batch_options(const gyre_kv_batch_options* options) {
   const gyre_kv_batch_options given = read_or_default(options, "options");

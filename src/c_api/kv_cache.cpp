@@ -44,7 +44,6 @@ namespace {
 
 gyre::KvCache& value(gyre_kv_cache* cache) { return deref(cache, "cache").value; }
 const gyre::KvCache& value(const gyre_kv_cache* cache) { return deref(cache, "cache").value; }
-gyre::Encoder& value(gyre_encoder* encoder) { return deref(encoder, "encoder").value; }
 
 gyre::KvPolicy kv_policy(const gyre_kv_policy* policy) {
   const gyre_kv_policy given = read_or_default(policy, "policy");

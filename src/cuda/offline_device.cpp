@@ -36,11 +36,11 @@ const std::vector<Architecture>& architectures() {
 }
 
 // What threads work on. In a child of fork() it is left alone: they are the parent's.
-struct Parts {
+struct OfflineParts {
   KernelCompiler compiler;
   BuildQueue builds;  // last: its threads compile
 
-  explicit Parts(const std::string& cache) : compiler(nvrtc(0), cache) {}
+  explicit OfflineParts(const std::string& cache) : compiler(nvrtc(0), cache) {}
 };
 
 class OfflineDevice final : public DeviceImpl {
@@ -50,7 +50,7 @@ class OfflineDevice final : public DeviceImpl {
       : DeviceImpl(uses),
         info_(std::move(info)),
         kernels_(kernel_table(), limits),
-        parts_(std::make_unique<Parts>(options.kernel_cache)) {}
+        parts_(std::make_unique<OfflineParts>(options.kernel_cache)) {}
   ~OfflineDevice() override {
     if (process_ != process_generation()) static_cast<void>(parts_.release());
   }
@@ -111,7 +111,7 @@ class OfflineDevice final : public DeviceImpl {
   KernelSet kernels_;
   std::vector<std::shared_ptr<const OfflineDevice>> others_;  // of other sizes
   const uint64_t process_ = process_generation();
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<OfflineParts> parts_;
 };
 
 const Architecture& checked_architecture(std::string_view name) {

@@ -8,7 +8,6 @@
 namespace gyre::metal {
 namespace {
 
-constexpr uint32_t kLanes = 32;
 constexpr uint32_t kSimdgroups = 4;  // of a group whose simdgroups have a row each
 
 uint32_t groups(uint64_t items, uint64_t each) {

@@ -6,6 +6,8 @@
 
 namespace gyre::metal {
 
+constexpr uint32_t kLanes = 32;  // of a simdgroup
+
 struct Launch {
   uint32_t grid[3] = {1, 1, 1};    // threadgroups; a zero: nothing to do
   uint32_t threads = 0;            // of each

@@ -3,11 +3,6 @@
 #include "metal/kernels/rope_append_work.h"
 
 namespace gyre::metal {
-namespace {
-
-constexpr uint32_t kLanes = 32;
-
-}  // namespace
 
 Launch launch_rope(const void* params, uint64_t /*spec*/) {
   const auto& p = *static_cast<const abi::RopeParams*>(params);

@@ -13,15 +13,15 @@
 namespace gyre {
 namespace {
 
-constexpr const char* kOp = "kv_cache.attend";
+constexpr const char* kAttendOp = "kv_cache.attend";
 
 void check_attend(const AttentionCall& body, const AttentionInputs& in) {
   check_call(body);
   const AttentionMask& mask = body.options.mask;
-  check_outputs(kOp, {{}, in.out, in.lse, mask.sink_logits},
+  check_outputs(kAttendOp, {{}, in.out, in.lse, mask.sink_logits},
                 {in.q.shape(0), in.q.shape(1), row_dims(body.in).out});
   for (const Tensor* written : {&in.out, &in.lse}) {
-    check_apart(kOp, written == &in.out ? "out" : "lse", *written,
+    check_apart(kAttendOp, written == &in.out ? "out" : "lse", *written,
                 {&in.q, &mask.sink_logits, &mask.alibi_slopes, &mask.tree_mask});
   }
 }
@@ -35,7 +35,7 @@ void dispatch_segments(Recording& recording, const AttentionInputs& in,
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.latent};
-    const AttentionCall call{kOp, reads, options, &segment.at};
+    const AttentionCall call{kAttendOp, reads, options, &segment.at};
     const Tensor states = partial.slice(0, first, states_of(plans[i]));
     dispatch_call(recording, call, plans[i],
                   {.partial = states, .out = {}, .lse = {}, .sink_logits = {}}, scratch);
@@ -54,16 +54,16 @@ std::string describe_attention(const Device& device, const KvShape& k, const KvS
 
 void attend_cache(Encoder& encoder, const AttentionInputs& given, const AttentionOptions& options,
                   const CacheSegments& segments, AttendScratch& scratch, const NewNote* note) {
-  Recording recording(encoder, kOp);
+  Recording recording(encoder, kAttendOp);
   const CacheSegment& body = segments.of[0];
   const TransformPair transforms{segments.calibration.k.transform, segments.calibration.v.transform,
                                  given.latent};
   const bool alone = segments.count == 1;
   AttentionInputs in = given;
-  check_attend({kOp, {in.q, body.k, body.v, {}, in.latent}, options, &body.at}, in);
+  check_attend({kAttendOp, {in.q, body.k, body.v, {}, in.latent}, options, &body.at}, in);
   const AttentionMask& mask = options.mask;
   check_means(
-      kOp, transforms,
+      kAttendOp, transforms,
       {in.lse.defined(), mask.sink_logits.defined(), mask.soft_cap != 0, mask.tree_mask.defined()});
   if (in.q.shape(0) == 0) return;
   const TransformAttention inside =
@@ -75,7 +75,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
   for (uint32_t i = 0; i < segments.count; ++i) {
     const CacheSegment& segment = segments.of[i];
     const AttentionPartialInputs reads{in.q, segment.k, segment.v, {}, in.latent};
-    plans[i] = plan_call(recording, {kOp, reads, options, &segment.at},
+    plans[i] = plan_call(recording, {kAttendOp, reads, options, &segment.at},
                          {.out = alone ? in.out.dtype() : DType::f32,
                           .states = !alone,
                           .splits = i == 0 ? 0u : 1u,
@@ -97,7 +97,7 @@ void attend_cache(Encoder& encoder, const AttentionInputs& given, const Attentio
   if (in_kernel != 0) of_kernels = at_least(encoder.device(), of_kernels, in_kernel);
   if (alone) {
     const AttentionPartialInputs reads{in.q, body.k, body.v, {}, in.latent};
-    dispatch_call(recording, {kOp, reads, options, &body.at}, plans[0], outputs, of_kernels);
+    dispatch_call(recording, {kAttendOp, reads, options, &body.at}, plans[0], outputs, of_kernels);
   } else {
     dispatch_segments(recording, in, options, segments, plans, outputs.partial, of_kernels);
   }

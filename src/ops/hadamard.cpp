@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMaxPoints = 8192;
 
-abi::HadamardSpec make_spec(DType x, DType out) {
+abi::HadamardSpec hadamard_spec(DType x, DType out) {
   return spec_from_key<abi::HadamardSpec>(static_cast<uint64_t>(x) | static_cast<uint64_t>(out)
                                                                          << 8);
 }
@@ -50,7 +50,7 @@ std::string hadamard_shape(const void* params) {
 std::span<const uint64_t> hadamard_specs() {
   return spec_list([](auto add) {
     for (const DType in : kFloats) {
-      for (const DType out : kFloats) add(make_spec(in, out));
+      for (const DType out : kFloats) add(hadamard_spec(in, out));
     }
   });
 }
@@ -83,7 +83,8 @@ void hadamard(Encoder& encoder, const HadamardInputs& in, const HadamardOptions&
   params.head_dim = static_cast<uint32_t>(in.x.shape(last));
   params.inverse = options.direction == HadamardDirection::inverse ? 1 : 0;
   params.signs = static_cast<uint32_t>(options.signs);
-  recording.dispatch(kHadamard, make_spec(in.x.dtype(), in.out.dtype()), params, {&in.x, &in.out});
+  recording.dispatch(kHadamard, hadamard_spec(in.x.dtype(), in.out.dtype()), params,
+                     {&in.x, &in.out});
   recording.commit();
 } catch (const std::bad_alloc&) {
   out_of_memory("hadamard");

@@ -18,14 +18,14 @@ abi::KvCopySpec make_spec(DType source, DType cache) {
 }
 
 // One of K and V, with the names its messages use.
-struct Stream {
+struct CopiedStream {
   const char* name;
   const char* cache_name;
   const Tensor& source;
   const Tensor& cache;
 };
 
-void check_types(const Stream& s) {
+void check_types(const CopiedStream& s) {
   require(s.source.rank() == 3, "kv_copy: ", s.name,
           " must be [tokens, kv_heads, head_dim], got shape ", s.source.shape());
   require(s.cache.rank() == 3, "kv_copy: ", s.cache_name,
@@ -36,7 +36,7 @@ void check_types(const Stream& s) {
           s.cache.dtype());
 }
 
-void check_layout(const Stream& s) {
+void check_layout(const CopiedStream& s) {
   for (const uint32_t dim : {1u, 2u}) {
     require(s.source.shape(dim) == s.cache.shape(dim), "kv_copy: ", s.cache_name,
             dim == 1 ? " must have the kv_heads of " : " must have the head_dim of ", s.name, ": ",
@@ -71,8 +71,8 @@ void check_inputs(const KvCopyInputs& in) {
   require(in.k_cache.defined(), "kv_copy: k_cache is undefined");
   require(in.v.defined() == in.v_cache.defined(), "kv_copy: v and v_cache go together, only ",
           in.v.defined() ? "v" : "v_cache", " is defined");
-  const Stream k{"k", "k_cache", in.k, in.k_cache};
-  const Stream v{"v", "v_cache", in.v, in.v_cache};
+  const CopiedStream k{"k", "k_cache", in.k, in.k_cache};
+  const CopiedStream v{"v", "v_cache", in.v, in.v_cache};
   check_types(k);
   check_layout(k);
   if (!in.v.defined()) return;

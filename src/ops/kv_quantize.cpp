@@ -114,14 +114,14 @@ std::string kv_dequantize_shape(const void* params) {
 namespace {
 
 const std::vector<KvFormat>& compressed_formats() {
-  static const auto& kFormats = *new std::vector<KvFormat>([] {
+  static const auto& kCompressed = *new std::vector<KvFormat>([] {
     std::vector<KvFormat> formats;
     for (const KvFormat format : kv_formats()) {
       if (describe(format).compressed) formats.push_back(format);
     }
     return formats;
   }());
-  return kFormats;
+  return kCompressed;
 }
 
 }  // namespace

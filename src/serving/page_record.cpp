@@ -7,8 +7,8 @@
 namespace gyre {
 namespace {
 
-constexpr FileKind kKind{"GYREPAGE", kPageRecordVersion, "a page"};
-constexpr uint64_t kFixedBytes = 48;  // two numbers per group follow, then the pages and a checksum
+constexpr FileKind kPageKind{"GYREPAGE", kPageRecordVersion, "a page"};
+constexpr uint64_t kPageFixedBytes = 48;  // numbers of groups follow, pages and a checksum
 constexpr uint64_t kGroupBytes = 16;
 
 struct GroupHead {
@@ -17,7 +17,7 @@ struct GroupHead {
 };
 
 uint64_t head_bytes(const KvPoolState& pool) {
-  return kFixedBytes + pool.groups.size() * kGroupBytes;
+  return kPageFixedBytes + pool.groups.size() * kGroupBytes;
 }
 
 uint64_t record_bytes(const KvPoolState& pool, const std::vector<PageId>& ids) {
@@ -77,7 +77,7 @@ uint64_t max_record_bytes(const KvPoolState& pool) {
 
 std::vector<std::byte> page_record(const KvPoolState& pool, const PageRecord& from) {
   const uint64_t size = record_bytes(pool, from.ids);
-  FieldWriter out(kKind);
+  FieldWriter out(kPageKind);
   out.bytes().reserve(size);
   out.put(static_cast<uint32_t>(pool.groups.size()), pool.geometry, from.page, from.tokens, size);
   for (size_t i = 0; i < from.ids.size(); ++i)
@@ -96,7 +96,7 @@ PageRecord read_page_record(const std::string& where, const KvPoolState& pool,
   check_file(bytes.size() >= head_bytes(pool) + kSealBytes, where, "a page has at least ",
              head_bytes(pool) + kSealBytes, " bytes, got ", bytes.size());
   FieldReader in(where, bytes);
-  in.check_kind(kKind);
+  in.check_kind(kPageKind);
   PageRecord record;
   uint32_t groups = 0;
   uint64_t geometry = 0, size = 0;

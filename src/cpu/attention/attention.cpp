@@ -27,27 +27,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
 
-template <class Q>
-void LoadQueries(const WorkTile& work, uint64_t q) {
+inline void LoadQueries(const WorkTile& work, uint64_t q, DType dtype) {
   for (uint32_t r = 0; r < work.rows; ++r) {
     float* const row = work.scratch->q + size_t{r} * work.k_dim();
     const uint64_t at =
         q + work.token(r) * work.params->q_token_stride + work.head(r) * work.params->q_head_stride;
-    CopyRow(pointer<const Q>(at), row, work.k_dim());
+    RowToF32(at, dtype, row, work.k_dim());
     Rotate(work.k.layout->format, work.k_dim(), row);
     if (!work.latent()) continue;
     const uint32_t n = work.rotary_dim();
     float* const rotary = work.scratch->rotary_queries() + size_t{r} * n;
-    CopyRow(pointer<const Q>(at) + work.k_dim(), rotary, n);
+    RowToF32(at + work.k_dim() * size_bytes(dtype), dtype, rotary, n);
     Rotate(work.rotary.layout->format, n, rotary);
   }
 }
 
 // A row's output goes where the command wants it: rows of `out`, or states of rows or of splits.
-template <class Out>
 struct RowTarget {
   const abi::AttentionParams& p;
   const uint64_t* args;
+  DType dtype;
 
   float* state(uint64_t at, const WorkTile& work, uint32_t row, uint64_t split) const {
     const uint64_t place = (split * p.tokens + work.token(row)) * p.heads + work.head(row);
@@ -61,10 +60,10 @@ struct RowTarget {
     // As it comes back from memory: a sequence in one split and one in several, of which one has
     // keys, give the same bits.
     state_of_row.max = state_of_row.max * kLn2 * kLog2E;
-    StoreRow<Out>(state_of_row, values, work.v_dim(),
-                  {pointer<const float>(args[arg_sink_logits]), head,
-                   args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
-                   lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride});
+    StoreRow(state_of_row, values, work.v_dim(),
+             {pointer<const float>(args[arg_sink_logits]), head,
+              args[arg_out] + token * p.out_token_stride + head * p.out_head_stride,
+              lse == 0 ? 0 : lse + token * p.lse_token_stride + head * p.lse_head_stride, dtype});
   }
 };
 
@@ -100,15 +99,29 @@ class Splits {
   float* scratch_;
 };
 
-template <class Q, class Out>
+// Only rows that are read and written depend on dtypes: the code exists once for all pairs.
 class Command {
  public:
-  Command(const abi::AttentionParams& p, const uint64_t* args)
+  struct DTypes {
+    DType q, out;
+  };
+
+  HWY_NOINLINE static void Run(const void* params, const uint64_t* args, DTypes dtypes,
+                               uint32_t task, uint32_t tasks) {
+    abi::AttentionParams p = *static_cast<const abi::AttentionParams*>(params);
+    if (p.table.page_tokens == 0 && args[arg_state] != 0)
+      abi::attention_follow(*pointer<const abi::KvState>(args[arg_state]), p);
+    Command(p, args, dtypes).run(task, tasks);
+  }
+
+ private:
+  Command(const abi::AttentionParams& p, const uint64_t* args, DTypes dtypes)
       : p_(p),
         args_(args),
+        q_dtype_(dtypes.q),
         prompts_decode_(Decode::takes_prompts(p)),
         batch_(p, args, prompts_decode_),
-        target_{p, args},
+        target_{p, args, dtypes.out},
         splits_(p, batch_.sequences(),
                 p.table.page_tokens != 0 ? p.table.max_query_length : p.tokens, args[arg_partial]) {
   }
@@ -120,7 +133,6 @@ class Command {
     });
   }
 
- private:
   void run_item(const Sequence& s, uint64_t kv_head, uint64_t tile, uint64_t split) {
     if (task_ended()) return;
     WorkTile work = make_work(s, kv_head, tile * s.tile_rows, s.splits[split]);
@@ -135,7 +147,7 @@ class Command {
         finish_row(s, work, split, r, {kNaN, kNaN}, values);
       }
     } else {
-      LoadQueries<Q>(work, args_[arg_q]);
+      LoadQueries(work, args_[arg_q], q_dtype_);
       if (s.prompt && !prompts_decode_) {
         run_kernel<Prefill>(s, work, split);
       } else if (s.prompt && Prompt::takes(p_)) {
@@ -208,18 +220,16 @@ class Command {
 
   const abi::AttentionParams& p_;
   const uint64_t* args_;
+  DType q_dtype_;
   bool prompts_decode_;
   Batch batch_;
-  RowTarget<Out> target_;
+  RowTarget target_;
   Splits splits_;
 };
 
 template <class Q, class Out>
 void Attention(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
-  abi::AttentionParams p = *static_cast<const abi::AttentionParams*>(params);
-  if (p.table.page_tokens == 0 && args[arg_state] != 0)
-    abi::attention_follow(*pointer<const abi::KvState>(args[arg_state]), p);
-  Command<Q, Out>(p, args).run(task, tasks);
+  Command::Run(params, args, {DTypeOf<Q>::value, DTypeOf<Out>::value}, task, tasks);
 }
 
 TaskFn SelectAttention(uint64_t key) {

@@ -57,6 +57,7 @@ struct RowOutput {
   const float* sink_logits;
   uint64_t head;
   uint64_t out, lse;
+  DType dtype;  // of out
 };
 
 // Merges a sink, one more logit whose value is 0. Returns the rescale factor of the row's values.
@@ -70,12 +71,11 @@ HWY_INLINE float MergeSink(const float* sink_logits, uint64_t head, SoftmaxState
 }
 
 // Divides by the softmax's denominator, the sink included, and writes.
-template <class Out>
-void StoreRow(SoftmaxState state, float* values, uint64_t head_dim, const RowOutput& to) {
+inline void StoreRow(SoftmaxState state, float* values, uint64_t head_dim, const RowOutput& to) {
   const float rescale = MergeSink(to.sink_logits, to.head, state);
   const float factor = state.sum == 0 ? 0.0f : rescale / state.sum;
   for (uint64_t c = 0; c < head_dim; ++c) values[c] *= factor;
-  CopyRow(static_cast<const float*>(values), pointer<Out>(to.out), head_dim);
+  RowFromF32(values, to.out, to.dtype, head_dim);
   if (to.lse != 0) *pointer<float>(to.lse) = state.log_sum_exp();
 }
 

@@ -25,11 +25,11 @@ void Merge(const void* params, const uint64_t* args, uint32_t task, uint32_t tas
     const float* const first = pointer<const float>(args[0]) + row * stride;
     const SoftmaxState state = MergeStates(first, p.splits, rows * stride, p.head_dim, values);
     const uint64_t token = row / p.heads, head = row % p.heads;
-    StoreRow<Out>(
-        state, values, p.head_dim,
-        {pointer<const float>(args[3]), head,
-         args[1] + token * p.out_token_stride + head * p.out_head_stride,
-         args[2] == 0 ? 0 : args[2] + token * p.lse_token_stride + head * p.lse_head_stride});
+    StoreRow(state, values, p.head_dim,
+             {pointer<const float>(args[3]), head,
+              args[1] + token * p.out_token_stride + head * p.out_head_stride,
+              args[2] == 0 ? 0 : args[2] + token * p.lse_token_stride + head * p.lse_head_stride,
+              DTypeOf<Out>::value});
   }
 }
 

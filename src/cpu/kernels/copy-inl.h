@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernel.h"
 #include "cpu/kernels/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -79,6 +80,21 @@ HWY_INLINE void CopyRow(const Source* HWY_RESTRICT source, Target* HWY_RESTRICT 
   const bool again = !kWidens && HasNaN(d, hn::Add(note0, note1));
   const size_t from = HWY_UNLIKELY(again) ? 0 : i;
   ConvertTail(source + from, target + from, count - from);
+}
+
+// Rows of a dtype that is known at run time: a branch per row costs nothing, and the code around it
+// exists once instead of once per dtype.
+HWY_NOINLINE inline void RowToF32(uint64_t source, DType dtype, float* HWY_RESTRICT target,
+                                  size_t count) {
+  if (dtype == DType::f32) return CopyRow(pointer<const float>(source), target, count);
+  if (dtype == DType::f16) return CopyRow(pointer<const Half>(source), target, count);
+  CopyRow(pointer<const BFloat16>(source), target, count);
+}
+HWY_NOINLINE inline void RowFromF32(const float* HWY_RESTRICT source, uint64_t target, DType dtype,
+                                    size_t count) {
+  if (dtype == DType::f32) return CopyRow(source, pointer<float>(target), count);
+  if (dtype == DType::f16) return CopyRow(source, pointer<Half>(target), count);
+  CopyRow(source, pointer<BFloat16>(target), count);
 }
 
 }  // namespace gyre::cpu::HWY_NAMESPACE

@@ -20,6 +20,7 @@
 #include "cpu/kernels/hadamard-inl.h"
 #include "cpu/kernels/kv_codes-inl.h"
 #include "cpu/kernels/kv_signs.h"
+#include "cpu/kernels/native_format.h"
 #include "cpu/kernels/row_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -36,7 +37,8 @@ struct HeadCalibration {
   const float* factor;
   const float* diagonal;
   const float* gains;
-  uint32_t gain_count;
+  uint32_t gain_count, format;
+  bool is_v;
 };
 
 // A row on its way, and the scale block that is being coded. Levels and what is left of a
@@ -134,8 +136,8 @@ HWY_INLINE VInt CodeOfLevel(VHadamard level) {
 }
 
 template <uint32_t kFormat>
-HWY_INLINE void StoreCodes(const float* HWY_RESTRICT levels, uint32_t n,
-                           uint8_t* HWY_RESTRICT codes) {
+HWY_NOINLINE void StoreCodes(const float* HWY_RESTRICT levels, uint32_t n,
+                             uint8_t* HWY_RESTRICT codes) {
   const DHadamard d;
   const auto code = [&](uint32_t i)
                         HWY_ATTR { return CodeOfLevel<kFormat>(hn::Load(d, levels + i)); };
@@ -144,15 +146,14 @@ HWY_INLINE void StoreCodes(const float* HWY_RESTRICT levels, uint32_t n,
                DCode(), codes + i);
 }
 
-template <uint32_t kFormat>
-inline constexpr float kLevelUnit = abi::kv_has_magnitudes(kFormat) ? 2.0f
-                                    : abi::kv_bits(kFormat) == 8    ? 1.0f
-                                                                    : 0.5f;
+constexpr float LevelUnit(uint32_t format) {
+  return abi::kv_has_magnitudes(format) ? 2.0f : abi::kv_bits(format) == 8 ? 1.0f : 0.5f;
+}
 
 // What the errors of coordinates before `first` add to the kGroup from there on, by chain.
-HWY_INLINE void FeedGroup(const ScaleBlock& block, const float (*HWY_RESTRICT errors)[kChains],
-                          const float (&gains)[kChains], uint32_t first,
-                          float (&fed)[kChains][kGroup]) {
+HWY_NOINLINE inline void FeedGroup(const ScaleBlock& block, const CalibratedWork& work,
+                                   const float (&gains)[kChains], uint32_t first,
+                                   float (&fed)[kChains][kGroup]) {
   const DCalibrated d;
   constexpr size_t kLanes = hn::MaxLanes(d), kAtOnce = kGroup / kLanes;
   hn::Vec<DCalibrated> sum[kChains][kAtOnce];
@@ -170,7 +171,7 @@ HWY_INLINE void FeedGroup(const ScaleBlock& block, const float (*HWY_RESTRICT er
     for (size_t k = 0; k < kAtOnce; ++k) {
       const auto row = hn::LoadU(d, at + k * kLanes);
       for (uint32_t c = 0; c < kChains; ++c)
-        sum[c][k] = FusedMulAdd(d, row, hn::Set(d, errors[j][c]), sum[c][k]);
+        sum[c][k] = FusedMulAdd(d, row, hn::Set(d, work.errors[j][c]), sum[c][k]);
     }
   }
   for (uint32_t c = 0; c < kChains; ++c)
@@ -217,12 +218,12 @@ HWY_INLINE void CodeGroup(const ScaleBlock& block, uint32_t first, VHadamard gai
 }
 
 template <uint32_t kFormat>
-HWY_INLINE void RunChains(const ScaleBlock& block, const float (&gains)[kChains],
-                          uint32_t first_lane, CalibratedWork& work) {
+HWY_NOINLINE void RunChains(const ScaleBlock& block, const float (&gains)[kChains],
+                            uint32_t first_lane, CalibratedWork& work) {
   alignas(64) float fed[kChains][kGroup] = {};
   const auto gain = hn::LoadU(DHadamard(), gains);
   for (uint32_t first = 0; first < block.n; first += kGroup) {
-    if (block.factor != nullptr) FeedGroup(block, work.errors, gains, first, fed);
+    if (block.factor != nullptr) FeedGroup(block, work, gains, first, fed);
     CodeGroup<kFormat>(block, first, gain, first_lane, fed, work);
   }
 }
@@ -253,9 +254,8 @@ struct BestGain {
 };
 
 // Levels of the best gain to work.best; the first four chains make p, too.
-template <uint32_t kFormat>
-HWY_INLINE BestGain ChooseLevels(const HeadCalibration& calibration, const ScaleBlock& block,
-                                 float factor, CalibratedWork& work) {
+inline BestGain ChooseLevels(const HeadCalibration& calibration, const ScaleBlock& block,
+                             float factor, CalibratedWork& work) {
   BestGain best;
   for (uint32_t done = 0; done < calibration.gain_count;) {
     const uint32_t first_lane = done == 0 ? 1 : 0;
@@ -263,7 +263,9 @@ HWY_INLINE BestGain ChooseLevels(const HeadCalibration& calibration, const Scale
     float gains[kChains] = {1.0f, 1.0f, 1.0f, 1.0f};
     for (uint32_t c = 0; c < count; ++c)
       gains[first_lane + c] = factor * calibration.gains[done + c];
-    RunChains<kFormat>(block, gains, first_lane, work);
+    with_native_format(calibration.format, [&](auto native) HWY_ATTR {
+      RunChains<decltype(native)::value>(block, gains, first_lane, work);
+    });
     for (uint32_t i = 0; i < block.n && first_lane == 1; ++i)
       work.p[i] = block.diagonal != nullptr ? work.residuals[0][i] * block.diagonal[i] : block.z[i];
     for (uint32_t c = 0; c < count; ++c)
@@ -306,38 +308,39 @@ inline void StoreScale(uint32_t n, uint32_t block, uint16_t scale, uint8_t* row)
 }
 
 // Steps 4 to 8 of a scale block, whose z becomes what the codes leave.
-template <uint32_t kFormat>
-HWY_INLINE uint16_t CodeScaleBlock(const HeadCalibration& calibration, const ScaleBlock& block,
-                                   bool is_v, float power, CalibratedWork& work, uint8_t* codes) {
+inline uint16_t CodeScaleBlock(const HeadCalibration& calibration, const ScaleBlock& block,
+                               float power, CalibratedWork& work, uint8_t* codes) {
   const uint32_t n = block.n;
   const float sum = SumProducts(block.z, block.z, n);
   if (sum == 0 || !std::isfinite(sum)) {
-    std::memset(codes, static_cast<int>(abi::kv_zero_code(kFormat)), n);
+    std::memset(codes, static_cast<int>(abi::kv_zero_code(calibration.format)), n);
     std::memset(block.z, 0, n * sizeof(float));
     return sum == 0 ? uint16_t{0} : abi::kKvScaleNaN;
   }
-  const float root = abi::kv_has_magnitudes(kFormat)
+  const float root = abi::kv_has_magnitudes(calibration.format)
                          ? std::sqrt(sum * (1.0f / static_cast<float>(n)))
                          : LargestOf(block.z, n);
   const BestGain best =
-      ChooseLevels<kFormat>(calibration, block, abi::kv_codec(kFormat).gain / root, work);
-  const float above = is_v ? SumProducts(work.p, work.p, n) : SumProducts(block.z, block.w, n);
-  const float below = is_v ? best.sum_pm : SumProducts(work.best, block.w, n);
+      ChooseLevels(calibration, block, abi::kv_codec(calibration.format).gain / root, work);
+  const float above =
+      calibration.is_v ? SumProducts(work.p, work.p, n) : SumProducts(block.z, block.w, n);
+  const float below = calibration.is_v ? best.sum_pm : SumProducts(work.best, block.w, n);
   const float ratio = above > 0 && below > 0
                           ? above / below
                           : std::sqrt(sum / SumProducts(work.best, work.best, n));
-  StoreCodes<kFormat>(work.best, n, codes);
+  with_native_format(calibration.format, [&](auto native) HWY_ATTR {
+    StoreCodes<decltype(native)::value>(work.best, n, codes);
+  });
   SubtractScaled(work.best, ratio, n, block.z);
   const float inverse_root = 1.0f / std::sqrt(static_cast<float>(block.row_n));
-  return ScaleBits(ratio * kLevelUnit<kFormat> * inverse_root, power);
+  return ScaleBits(ratio * LevelUnit(calibration.format) * inverse_root, power);
 }
 
 // Codes and scales of work.b. w: see step 3.
-template <uint32_t kFormat>
-HWY_INLINE void CodeRow(const HeadCalibration& calibration, uint32_t n, bool is_v, float power,
-                        CalibratedWork& work, uint8_t* row) {
+inline void CodeRow(const HeadCalibration& calibration, uint32_t n, float power,
+                    CalibratedWork& work, uint8_t* row) {
   RotateRow(work.b, n, work.z);
-  const bool has_w = !is_v && calibration.inverse != nullptr;
+  const bool has_w = !calibration.is_v && calibration.inverse != nullptr;
   if (has_w) {
     MultiplyRows<1>(calibration.inverse, work.y, 0, n, work.m);
     RotateRow(work.m, n, work.w);
@@ -355,17 +358,16 @@ HWY_INLINE void CodeRow(const HeadCalibration& calibration, uint32_t n, bool is_
         block.carried = work.carried + begin;
       }
     }
-    StoreScale(n, begin / size,
-               CodeScaleBlock<kFormat>(calibration, block, is_v, power, work,
-                                       row + abi::kv_calibrated_codes(n) + begin),
-               row);
+    StoreScale(
+        n, begin / size,
+        CodeScaleBlock(calibration, block, power, work, row + abi::kv_calibrated_codes(n) + begin),
+        row);
   }
 }
 
 // work.y: the row in f32. Writes a whole calibrated row.
-template <uint32_t kFormat>
-HWY_NOINLINE void EncodeCalibratedRow(const HeadCalibration& calibration, uint32_t n, bool is_v,
-                                      CalibratedWork& work, uint8_t* row) {
+HWY_NOINLINE inline void EncodeCalibratedRow(const HeadCalibration& calibration, uint32_t n,
+                                             CalibratedWork& work, uint8_t* row) {
   if (calibration.mean != nullptr)
     for (uint32_t i = 0; i < n; ++i) work.y[i] -= calibration.mean[i];
   const float largest = LargestOf(work.y, n);
@@ -385,9 +387,9 @@ HWY_NOINLINE void EncodeCalibratedRow(const HeadCalibration& calibration, uint32
   } else {
     for (uint32_t i = 0; i < n; ++i) f16[i] = Half(std::ldexp(work.b[i], exponent));
   }
-  if (finite && largest != 0)
-    return CodeRow<kFormat>(calibration, n, is_v, std::ldexp(1.0f, exponent), work, row);
-  std::memset(row + abi::kv_calibrated_codes(n), static_cast<int>(abi::kv_zero_code(kFormat)), n);
+  if (finite && largest != 0) return CodeRow(calibration, n, std::ldexp(1.0f, exponent), work, row);
+  std::memset(row + abi::kv_calibrated_codes(n),
+              static_cast<int>(abi::kv_zero_code(calibration.format)), n);
   for (uint32_t i = 0; i < n / abi::kv_calibrated_block(n); ++i)
     StoreScale(n, i, finite ? uint16_t{0} : abi::kKvScaleNaN, row);
 }

@@ -102,7 +102,7 @@ struct KvHead {
   float inverse_transform[abi::kKvMaxScales];
   bool ends_block[abi::kKvMaxScales];  // the last of its transform block
 
-  KvHead(uint32_t head_dim, float scale_stretch)
+  HWY_NOINLINE KvHead(uint32_t head_dim, float scale_stretch)
       : blocks(abi::kv_blocks(head_dim)),
         scales(abi::kv_scale_blocks(head_dim)),
         stretch(scale_stretch) {
@@ -118,11 +118,10 @@ struct KvHead {
 constexpr uint32_t kCommonBlock = 128;  // gets loops of its own
 
 // Transforms the coordinates of a row. first(i, a, b) gives the eight from i on, with signs
-// applied, after the stage 4. A last block of 8 has memory for 16.
-template <uint32_t kFormat, class First>
+// applied, after the stage 4. A last block of 8 has memory for 16. kLargest: see FindFactors.
+template <bool kLargest, class First>
 HWY_INLINE void TransformRow(const KvHead& head, const First& first, uint32_t slot, float* y,
                              KvFacts& facts) {
-  constexpr bool kLargest = !abi::kv_has_magnitudes(kFormat);
   uint32_t scale = 0;
   for (uint32_t b = 0; b < head.blocks.count; ++b) {
     const size_t begin = head.blocks.begin[b], n = head.blocks.size[b];
@@ -194,7 +193,7 @@ inline float FactorOfSmall(const float* y, uint32_t n, float factor) {
 }
 
 template <uint32_t kFormat>
-HWY_INLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& facts) {
+HWY_NOINLINE void CodeRow(const KvHead& head, uint32_t slot, KvRow& row, KvFacts& facts) {
   for (uint32_t i = 0; i < head.scales.count; ++i) {
     const uint32_t n = head.scales.size[i], padded = std::max(n, 16u);
     const float* const y = row.y + head.scales.begin[i];
@@ -237,6 +236,13 @@ HWY_INLINE void FindScales(const KvHead& head, float power, KvFacts& facts) {
   }
 }
 
+template <bool kLargest>
+HWY_NOINLINE void TransformInPlace(const KvHead& head, uint32_t slot, float* y, KvFacts& facts) {
+  const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1)
+                         HWY_ATTR { LoadPair(y + i, 4, v0, v1); };
+  TransformRow<kLargest>(head, first, slot, y, facts);
+}
+
 // Rows with a block whose squares are too large or too small, or that is not finite. Each transform
 // block for itself: a power of two brings it into range. x: the coordinates with signs applied.
 template <uint32_t kFormat>
@@ -257,21 +263,20 @@ HWY_NOINLINE void EncodeExtreme(const KvHead& head, const float* x, uint32_t slo
     block_facts.Clear(block.scales.count);
     if (!finite || largest == 0) {
       std::fill_n(block_row.codes, std::max(n, 16u), kZeroCode<kFormat>);
-      for (auto& scales : block_facts.scales) scales[0] = finite ? uint16_t{0} : abi::kKvScaleNaN;
+      for (auto& scales : block_facts.scales)
+        scales[slot] = finite ? uint16_t{0} : abi::kKvScaleNaN;
     } else {
       const bool in_range = largest >= 0x1p-30f && largest <= 0x1p30f;
       const int exponent = in_range ? 0 : std::ilogb(largest);
       for (uint32_t i = 0; i < n; ++i) block_row.y[i] = std::ldexp(x[begin + i], -exponent);
-      const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1)
-                             HWY_ATTR { LoadPair(block_row.y + i, 4, v0, v1); };
-      TransformRow<kFormat>(block, first, 0, block_row.y, block_facts);
+      TransformInPlace<!abi::kv_has_magnitudes(kFormat)>(block, slot, block_row.y, block_facts);
       FindFactors<kFormat>(block, block_facts);
-      CodeRow<kFormat>(block, 0, block_row, block_facts);
+      CodeRow<kFormat>(block, slot, block_row, block_facts);
       FindScales(block, std::ldexp(1.0f, exponent), block_facts);
     }
     std::copy_n(block_row.codes, std::max(n, 16u), row.codes + begin);
     for (uint32_t i = 0; i < block.scales.count; ++i) {
-      facts.scales[scale++][slot] = block_facts.scales[i][0];
+      facts.scales[scale++][slot] = block_facts.scales[i][slot];
     }
   }
 }

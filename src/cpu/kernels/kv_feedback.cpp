@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
-#include "cpu/kernels/native_format.h"
 #include "cpu/kernels/select.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,7 +21,7 @@ namespace gyre::cpu::HWY_NAMESPACE {
 constexpr uint32_t kStreamArgs = 7;  // source, matrix, inverse, mean, factor, diagonal, calibrated
 
 inline HeadCalibration CalibrationOf(const abi::KvFeedbackStream& s, const uint64_t* args,
-                                     uint64_t head) {
+                                     uint64_t head, bool is_v) {
   const uint64_t n = s.head_dim;
   const auto at = [&](uint64_t address, uint64_t size) {
     return address != 0 ? pointer<const float>(address) + head * size : nullptr;
@@ -33,28 +32,28 @@ inline HeadCalibration CalibrationOf(const abi::KvFeedbackStream& s, const uint6
           at(args[4], n * n),
           at(args[5], n),
           s.gain,
-          s.gains};
+          s.gains,
+          s.format,
+          is_v};
 }
 
-template <class Source, uint32_t kFormat>
 void EncodeRows(const abi::KvFeedbackParams& p, const uint64_t* args, uint32_t stream, Share rows,
-                CalibratedWork& work) {
+                DType source, CalibratedWork& work) {
   const abi::KvFeedbackStream& s = p.stream[stream];
   const uint64_t* const at = args + kStreamArgs * stream;
   const uint64_t row_bytes = abi::kv_calibrated_bytes(s.head_dim);
   for (uint64_t row = rows.begin; row < rows.end; ++row) {
     const uint64_t head = row / p.tokens, token = row % p.tokens;
-    const std::byte* const source = pointer<const std::byte>(at[0]) +
-                                    token * s.source_token_stride + head * s.source_head_stride;
-    CopyRow(reinterpret_cast<const Source*>(source), work.y, s.head_dim);
-    EncodeCalibratedRow<kFormat>(CalibrationOf(s, at, head), s.head_dim, stream == 1, work,
-                                 pointer<uint8_t>(at[6]) + (token * p.heads + head) * row_bytes);
+    RowToF32(at[0] + token * s.source_token_stride + head * s.source_head_stride, source, work.y,
+             s.head_dim);
+    EncodeCalibratedRow(CalibrationOf(s, at, head, stream == 1), s.head_dim, work,
+                        pointer<uint8_t>(at[6]) + (token * p.heads + head) * row_bytes);
   }
 }
 
 // Rows of K, then those of V.
-template <class Source>
-void KvFeedback(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+void FeedbackTask(const void* params, const uint64_t* args, DType source, uint32_t task,
+                  uint32_t tasks) {
   const auto& p = *static_cast<const abi::KvFeedbackParams*>(params);
   const uint64_t rows = p.tokens * p.heads;
   const uint64_t rows_k = p.stream[0].head_dim != 0 ? rows : 0;
@@ -62,19 +61,25 @@ void KvFeedback(const void* params, const uint64_t* args, uint32_t task, uint32_
   const Share share = share_of(rows_k + rows_v, task, tasks);
   CalibratedWork work;
   const auto encode = [&](uint32_t stream, Share part) {
-    if (part.begin >= part.end) return;
-    with_native_format(p.stream[stream].format, [&](auto format) {
-      EncodeRows<Source, decltype(format)::value>(p, args, stream, part, work);
-    });
+    if (part.begin < part.end) EncodeRows(p, args, stream, part, source, work);
   };
   encode(0, {share.begin, std::min(share.end, rows_k)});
   encode(1, {std::max(share.begin, rows_k) - rows_k, std::max(share.end, rows_k) - rows_k});
 }
 
+template <class Source>
+void KvFeedback(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  FeedbackTask(params, args, DTypeOf<Source>::value, task, tasks);
+}
+
 constexpr uint32_t kTransformRows = 4;  // that share what is loaded of a matrix
 
-template <class X, class Out>
-void KvTransform(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+struct TransformDTypes {
+  DType x, out;
+};
+
+void TransformTask(const void* params, const uint64_t* args, TransformDTypes dtypes, uint32_t task,
+                   uint32_t tasks) {
   const auto& p = *static_cast<const abi::KvTransformParams*>(params);
   const uint64_t n = p.head_dim;
   alignas(64) float x[kTransformRows][abi::kKvMaxHeadDim], out[kTransformRows][abi::kKvMaxHeadDim];
@@ -88,7 +93,7 @@ void KvTransform(const void* params, const uint64_t* args, uint32_t task, uint32
       return (row + i) % p.tokens * token_stride + (row + i) / p.tokens * head_stride;
     };
     for (uint64_t i = 0; i < count; ++i) {
-      CopyRow(pointer<const X>(args[0] + at(i, p.x_token_stride, p.x_head_stride)), x[i], n);
+      RowToF32(args[0] + at(i, p.x_token_stride, p.x_head_stride), dtypes.x, x[i], n);
       for (uint64_t j = 0; j < n && args[2] != 0; ++j)
         x[i][j] -= pointer<const float>(args[2])[of * n + j];
     }
@@ -101,11 +106,15 @@ void KvTransform(const void* params, const uint64_t* args, uint32_t task, uint32
     for (uint64_t i = 0; i < count; ++i) {
       for (uint64_t j = 0; j < n && args[3] != 0; ++j)
         out[i][j] += pointer<const float>(args[3])[of * n + j];
-      CopyRow(static_cast<const float*>(out[i]),
-              pointer<Out>(args[4] + at(i, p.out_token_stride, p.out_head_stride)), n);
+      RowFromF32(out[i], args[4] + at(i, p.out_token_stride, p.out_head_stride), dtypes.out, n);
     }
     row += count;
   }
+}
+
+template <class X, class Out>
+void KvTransform(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  TransformTask(params, args, {DTypeOf<X>::value, DTypeOf<Out>::value}, task, tasks);
 }
 
 TaskFn SelectKvFeedback(uint64_t key) {

@@ -18,6 +18,7 @@
 #include "cpu/kernels/kv_pack-inl.h"
 #include "cpu/kernels/kv_signs.h"
 #include "cpu/kernels/native_format.h"
+#include "cpu/kernels/select.h"
 #include "gyre/format.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -40,11 +41,6 @@ HWY_INLINE VHadamard LoadFlipped(const Source* HWY_RESTRICT source,
   return hn::Xor(LoadF32(d, source + i), hn::BitCast(d, hn::Load(du, masks + i)));
 }
 
-template <class Source>
-HWY_INLINE void PrefetchRow(const std::byte* row, uint32_t head_dim) {
-  for (size_t at = 0; at < head_dim * sizeof(Source); at += 64) __builtin_prefetch(row + at);
-}
-
 // Which token each slot of a tile gets.
 struct TileTokens {
   uint32_t mask = 0;  // slots that get one
@@ -54,6 +50,7 @@ struct TileTokens {
 // How a tile is written: which slots get which token, and where its memory is.
 struct KvTileJob {
   const KvHead* head;
+  DType dtype;                 // of sources
   bool is_calibrated = false;  // sources are calibrated rows
   uint32_t mask = 0;           // slots that are written
   const std::byte* source[abi::kKvTile] = {};
@@ -66,8 +63,8 @@ struct KvTileJob {
 };
 
 template <uint32_t kFormat>
-HWY_INLINE void StoreTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
-                          const KvScratch& scratch) {
+HWY_NOINLINE void StoreTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                            const KvScratch& scratch) {
   const uint32_t scales = job.head->scales.count;
   const uint8_t* codes[abi::kKvTile];
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
@@ -87,52 +84,59 @@ HWY_INLINE void StoreTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
   if (cache.role == kRoleV) PackTile<kFormat>(codes, job.mask, cache.head_dim, job.codes);
 }
 
-template <uint32_t kFormat, class Source>
-void QuantizeTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const SignMasks& signs,
-                  KvScratch& scratch) {
-  const KvHead& head = *job.head;
-  KvFacts& facts = scratch.facts;
+// Rows are transformed in code of their dtype, coded in code of the format: two functions a tile,
+// not one of each pair.
+template <bool kLargest, class Source>
+HWY_NOINLINE void TransformTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                                KvScratch& scratch) {
+  const uint32_t* const signs = native_signs().data();
   const size_t code_bytes = cache.codes_tile_stride / abi::kKvTile;
-  const auto each = [&](uint32_t mask, const auto& step) HWY_ATTR {
-    for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
-      if ((mask >> slot & 1) != 0)
-        step(slot, reinterpret_cast<const Source*>(job.source[slot]), scratch.rows[slot]);
-    }
-  };
-  each(job.mask, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((job.mask >> slot & 1) == 0) continue;
+    const auto* const source = reinterpret_cast<const Source*>(job.source[slot]);
     // Rows of one head are a token apart, too far for the hardware prefetcher; one tile ahead is
     // early enough, for codes too.
-    if ((job.next_mask >> slot & 1) != 0)
-      PrefetchRow<Source>(job.source[slot] + job.next, cache.head_dim);
+    if ((job.next_mask >> slot & 1) != 0) {
+      for (size_t at = 0; at < cache.head_dim * sizeof(Source); at += 64)
+        __builtin_prefetch(job.source[slot] + job.next + at);
+    }
     for (size_t at = 0; at < code_bytes; at += 64)
       __builtin_prefetch(job.codes + slot * code_bytes + at, 1);
     const auto first = [&](size_t i, VHadamard& v0, VHadamard& v1) HWY_ATTR {
-      v0 = LoadFlipped(source, signs.data(), i), v1 = LoadFlipped(source, signs.data(), i + 4);
+      v0 = LoadFlipped(source, signs, i), v1 = LoadFlipped(source, signs, i + 4);
       Butterfly(v0, v1);
     };
-    TransformRow<kFormat>(head, first, slot, row.y, facts);
-  });
+    TransformRow<kLargest>(*job.head, first, slot, scratch.rows[slot].y, scratch.facts);
+  }
+}
+
+template <uint32_t kFormat>
+HWY_NOINLINE void CodeTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                           KvScratch& scratch) {
+  const KvHead& head = *job.head;
+  KvFacts& facts = scratch.facts;
   FindFactors<kFormat>(head, facts);
-  each(job.mask, [&](uint32_t slot, const Source*, KvRow& row)
-                     HWY_ATTR { CodeRow<kFormat>(head, slot, row, facts); });
+  for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
+    if ((job.mask >> slot & 1) != 0) CodeRow<kFormat>(head, slot, scratch.rows[slot], facts);
+  }
   FindScales(head, 1.0f, facts);
-  each(job.mask & facts.extreme, [&](uint32_t slot, const Source* source, KvRow& row) HWY_ATTR {
-    for (size_t i = 0; i < cache.head_dim; i += 4) {
-      hn::Store(LoadFlipped(source, signs.data(), i), DHadamard(), scratch.x + i);
-    }
-    EncodeExtreme<kFormat>(head, scratch.x, slot, row, facts);
-  });
+  for (uint32_t left = job.mask & facts.extreme; left != 0; left &= left - 1) {
+    const auto slot = static_cast<uint32_t>(std::countr_zero(left));
+    RowToF32(reinterpret_cast<uintptr_t>(job.source[slot]), job.dtype, scratch.x, cache.head_dim);
+    for (size_t i = 0; i < cache.head_dim; i += 4)
+      hn::Store(LoadFlipped(scratch.x, native_signs().data(), i), DHadamard(), scratch.x + i);
+    EncodeExtreme<kFormat>(head, scratch.x, slot, scratch.rows[slot], facts);
+  }
   StoreTile<kFormat>(cache, job, scratch);
 }
 
-template <class Source>
-void QuantizeMlxNativeTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
-                           KvScratch& scratch) {
+inline void QuantizeMlxNativeTile(const abi::KvCacheLayout& cache, const KvTileJob& job,
+                                  KvScratch& scratch) {
   const uint64_t row_bytes = cache.codes_tile_stride / abi::kKvTile;
   const uint64_t norm_bytes = cache.scales_tile_stride / abi::kKvTile;
   for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
     if ((job.mask >> slot & 1) == 0) continue;
-    CopyRow(reinterpret_cast<const Source*>(job.source[slot]), scratch.x, cache.head_dim);
+    RowToF32(reinterpret_cast<uintptr_t>(job.source[slot]), job.dtype, scratch.x, cache.head_dim);
     uint8_t* codes = scratch.rows[0].codes;
     float norms[2] = {};
     encode_mlx_native(cache, scratch.x, codes, norms);
@@ -144,15 +148,6 @@ void QuantizeMlxNativeTile(const abi::KvCacheLayout& cache, const KvTileJob& job
                    : codes[i];
     }
   }
-}
-
-template <class Source>
-void QuantizeAnyTile(const abi::KvCacheLayout& cache, const KvTileJob& job, const SignMasks& signs,
-                     KvScratch& scratch) {
-  if (!abi::kv_is_native(cache.format)) return QuantizeMlxNativeTile<Source>(cache, job, scratch);
-  with_native_format(cache.format, [&](auto format) HWY_ATTR {
-    QuantizeTile<decltype(format)::value, Source>(cache, job, signs, scratch);
-  });
 }
 
 template <class Source, class Target>
@@ -167,7 +162,7 @@ HWY_INLINE void CopyRows(const abi::KvCacheLayout& cache, const KvTileJob& job) 
 }
 
 template <class Source>
-HWY_NOINLINE void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
+void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& job) {
   switch (static_cast<KvFormat>(cache.format)) {
     case KvFormat::f32:
       return CopyRows<Source, float>(cache, job);
@@ -176,6 +171,13 @@ HWY_NOINLINE void StoreDense(const abi::KvCacheLayout& cache, const KvTileJob& j
     default:
       CopyRows<Source, BFloat16>(cache, job);
   }
+}
+
+template <class Source>
+void TransformTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
+  if (abi::kv_has_magnitudes(cache.format))
+    return TransformTile<false, Source>(cache, job, scratch);
+  TransformTile<true, Source>(cache, job, scratch);
 }
 
 // Sources are calibrated rows: codes and scales are made already.
@@ -203,13 +205,19 @@ inline void StoreCalibratedTile(const abi::KvCacheLayout& cache, const KvTileJob
 }
 
 // Any format, dense ones included.
-template <class Source>
-void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
+inline void WriteTile(const abi::KvCacheLayout& cache, const KvTileJob& job, KvScratch& scratch) {
   if (job.mask == 0) return;
   if (job.is_calibrated) return StoreCalibratedTile(cache, job, scratch);
-  if (!abi::kv_is_native(cache.format) && !abi::kv_is_mlx_native(cache.format))
-    return StoreDense<Source>(cache, job);
-  QuantizeAnyTile<Source>(cache, job, native_signs(), scratch);
+  if (abi::kv_is_mlx_native(cache.format)) return QuantizeMlxNativeTile(cache, job, scratch);
+  const bool is_dense = !abi::kv_is_native(cache.format);
+  select_float(static_cast<uint32_t>(job.dtype), [&](auto source) HWY_ATTR {
+    if (is_dense) return StoreDense<decltype(source)>(cache, job);
+    TransformTile<decltype(source)>(cache, job, scratch);
+  });
+  if (is_dense) return;
+  with_native_format(cache.format, [&](auto format) HWY_ATTR {
+    CodeTile<decltype(format)::value>(cache, job, scratch);
+  });
 }
 
 HWY_NOINLINE inline KvHead MakeHead(const abi::KvCacheLayout& cache) {

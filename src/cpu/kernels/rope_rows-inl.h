@@ -10,75 +10,25 @@
 
 #include <cmath>
 
-#include "abi/rope.h"
-#include "cpu/kernel.h"
 #include "cpu/kernels/copy-inl.h"
+#include "cpu/kernels/rope_code-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gyre::cpu::HWY_NAMESPACE {
-
-// Factors of one token: out_u = u * cosine_u - v * sine_v, out_v = v * cosine_v + u * sine_u.
-// Without weights the two cosines are one array, and so are the sines. Adjacent pairs: out = x *
-// cosine + swapped(x) * sine, sign included.
-struct RopeFactors {
-  const float* cosine_u;
-  const float* cosine_v;
-  const float* sine_u;
-  const float* sine_v;
-  const float* weight;  // for coordinates that are not rotated
-};
-
-// What the loops over a row need, apart from the rows: by value, so that no store can alias it.
-struct RopeShape {
-  explicit RopeShape(const abi::RopeParams& p)
-      : head_dim(p.head_dim),
-        blocks(p.blocks),
-        block_pairs(p.block_pairs),
-        distance(p.distance),
-        block_stride(p.block_stride),
-        epsilon(p.epsilon) {}
-
-  uint64_t head_dim, blocks, block_pairs, distance, block_stride;
-  float epsilon;
-};
 
 // Where a run of pairs is: in the angles, and its two halves in the row.
 struct RopePlace {
   uint64_t angle, u, v;
 };
 
-// kRows heads of one token, `step` bytes apart.
+// Heads of one token, typed.
 template <class In, class Out>
 struct RopeRows {
-  uint64_t x, x_step;
-  uint64_t out, out_step;
-  uint64_t second, second_step;  // 0 if there is none
-  uint32_t second_dtype;
+  const RopeHeads at;
 
-  const In* x_row(uint32_t r) const { return pointer<const In>(x + r * x_step); }
-  Out* out_row(uint32_t r) const { return pointer<Out>(out + r * out_step); }
-  uint64_t second_row(uint32_t r) const { return second + r * second_step; }
+  const In* x_row(uint32_t r) const { return pointer<const In>(at.x + r * at.x_step); }
+  Out* out_row(uint32_t r) const { return pointer<Out>(at.out + r * at.out_step); }
 };
-
-template <class D>
-HWY_INLINE void StoreSecond(D d, hn::Vec<D> v, uint64_t address, uint32_t dtype, uint64_t index) {
-  if (dtype == static_cast<uint32_t>(DType::f32)) {
-    StoreF32(d, v, pointer<float>(address) + index);
-  } else if (dtype == static_cast<uint32_t>(DType::f16)) {
-    StoreF32(d, v, pointer<Half>(address) + index);
-  } else {
-    StoreF32(d, v, pointer<BFloat16>(address) + index);
-  }
-}
-
-template <bool kNorm, class D, class In, class Out>
-HWY_INLINE void StoreRow(D d, hn::Vec<D> v, const RopeRows<In, Out>& rows, uint32_t r,
-                         uint64_t at) {
-  StoreF32(d, v, rows.out_row(r) + at);
-  if constexpr (kNorm) {
-    if (rows.second != 0) StoreSecond(d, v, rows.second_row(r), rows.second_dtype, at);
-  }
-}
 
 // Coordinates u_at.. and v_at.. of every row; `i` counts within the angles.
 template <bool kNorm, uint32_t kRows, class D, class In, class Out>
@@ -95,8 +45,8 @@ HWY_INLINE void TurnSplit(D d, const RopeFactors& f, const RopeRows<In, Out>& ro
       u = hn::Mul(u, hn::Set(d, scale[r]));
       v = hn::Mul(v, hn::Set(d, scale[r]));
     }
-    StoreRow<kNorm>(d, hn::NegMulAdd(v, sine_v, hn::Mul(u, cosine_u)), rows, r, at.u);
-    StoreRow<kNorm>(d, hn::MulAdd(u, sine_u, hn::Mul(v, cosine_v)), rows, r, at.v);
+    StoreF32(d, hn::NegMulAdd(v, sine_v, hn::Mul(u, cosine_u)), rows.out_row(r) + at.u);
+    StoreF32(d, hn::MulAdd(u, sine_u, hn::Mul(v, cosine_v)), rows.out_row(r) + at.v);
   }
 }
 
@@ -108,7 +58,7 @@ HWY_INLINE void TurnAdjacent(D d, const RopeFactors& f, const RopeRows<In, Out>&
   for (uint32_t r = 0; r < kRows; ++r) {
     auto x = LoadF32(d, rows.x_row(r) + at);
     if constexpr (kNorm) x = hn::Mul(x, hn::Set(d, scale[r]));
-    StoreRow<kNorm>(d, hn::MulAdd(hn::Reverse2(d, x), sine, hn::Mul(x, cosine)), rows, r, at);
+    StoreF32(d, hn::MulAdd(hn::Reverse2(d, x), sine, hn::Mul(x, cosine)), rows.out_row(r) + at);
   }
 }
 
@@ -149,12 +99,12 @@ HWY_INLINE void PassRows(const RopeFactors& f, const RopeRows<In, Out>& rows, co
       const hn::CappedTag<float, 1> one;
       const auto pass = [&](auto tag, uint64_t i) HWY_ATTR {
         const auto x = hn::Mul(LoadF32(tag, rows.x_row(r) + i), hn::Set(tag, scale[r]));
-        StoreRow<kNorm>(tag, hn::Mul(x, hn::LoadU(tag, f.weight + i)), rows, r, i);
+        StoreF32(tag, hn::Mul(x, hn::LoadU(tag, f.weight + i)), rows.out_row(r) + i);
       };
       uint64_t i = begin;
       for (; i + hn::Lanes(d) <= end; i += hn::Lanes(d)) pass(d, i);
       for (; i < end; ++i) pass(one, i);
-    } else if (rows.x != rows.out) {
+    } else if (rows.at.x != rows.at.out) {
       CopyRow(rows.x_row(r) + begin, rows.out_row(r) + begin, end - begin);
     }
   }
@@ -205,7 +155,10 @@ HWY_INLINE float ScaleOfRow(const In* x, uint64_t count, float epsilon) {
 }
 
 template <bool kAdjacent, bool kNorm, uint32_t kRows, class In, class Out>
-HWY_NOINLINE void DoRows(const RopeShape p, const RopeFactors f, const RopeRows<In, Out> rows) {
+void DoRows(const RopeShape& shape, const RopeFactors& factors, const RopeHeads& heads) {
+  const RopeShape p = shape;  // copies, which no store can alias
+  const RopeFactors f = factors;
+  const RopeRows<In, Out> rows{heads};
   float scale[kRows] = {};
   if constexpr (kNorm) {
     for (uint32_t r = 0; r < kRows; ++r) {

@@ -30,7 +30,7 @@ HWY_INLINE void FlipSigns(uint32_t format, uint32_t head_dim, float* x) {
   }
 }
 
-HWY_INLINE void TransformBlocks(uint32_t head_dim, float* x) {
+HWY_NOINLINE inline void TransformBlocks(uint32_t head_dim, float* x) {
   const DHadamard d;
   const abi::KvBlocks blocks = abi::kv_blocks(head_dim);
   for (uint32_t b = 0; b < blocks.count; ++b) {

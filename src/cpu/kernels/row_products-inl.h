@@ -18,18 +18,20 @@ namespace gyre::cpu::HWY_NAMESPACE {
 using DCalibrated = hn::CappedTag<float, 16>;  // along coordinates, of which there are at least 16
 
 // One rounding on every target.
-template <class D>
-HWY_INLINE hn::Vec<D> FusedMulAdd(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c) {
 #if HWY_NATIVE_FMA
-  (void)d;
+template <class D>
+HWY_INLINE hn::Vec<D> FusedMulAdd(D /*d*/, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c) {
   return hn::MulAdd(a, b, c);
+}
 #else
+template <class D>
+HWY_NOINLINE hn::Vec<D> FusedMulAdd(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c) {
   alignas(64) float x[hn::MaxLanes(d)], y[hn::MaxLanes(d)], z[hn::MaxLanes(d)];
   hn::Store(a, d, x), hn::Store(b, d, y), hn::Store(c, d, z);
   for (size_t i = 0; i < hn::MaxLanes(d); ++i) z[i] = std::fma(x[i], y[i], z[i]);
   return hn::Load(d, z);
-#endif
 }
+#endif
 
 constexpr uint32_t kRowsAhead = 16;  // of a matrix: columns are too far apart for the prefetcher
 

@@ -6,9 +6,9 @@
 
 namespace gyre::cpu {
 
-// make(T()) for the type of a float dtype; null for other dtypes.
+// make(T()) for the type of a float dtype; nothing for other dtypes.
 template <class Make>
-TaskFn select_float(uint32_t dtype, const Make& make) {
+auto select_float(uint32_t dtype, const Make& make) -> decltype(make(float())) {
   switch (static_cast<DType>(dtype)) {
     case DType::f32:
       return make(float());
@@ -17,7 +17,7 @@ TaskFn select_float(uint32_t dtype, const Make& make) {
     case DType::bf16:
       return make(BFloat16());
     default:
-      return nullptr;
+      return decltype(make(float()))();
   }
 }
 

@@ -244,8 +244,8 @@ HWY_INLINE void UnpackMlxNativeRow(const abi::KvCacheLayout& cache, const uint8_
 
 // Slots [begin, end) of a tile in f32, row `slot` at y + slot * head_dim: rotated coordinates, or
 // for dense formats plain ones. Other slots of a dense or mlx_native cache are not read.
-HWY_INLINE void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
-                           const uint8_t* scales, Share slots, float* y) {
+HWY_NOINLINE inline void UnpackTile(const abi::KvCacheLayout& cache, const uint8_t* codes,
+                                    const uint8_t* scales, Share slots, float* y) {
   const uint64_t n = cache.head_dim;
   if (abi::kv_is_native(cache.format)) {
     alignas(64) int8_t levels[kUnpackedTileBytes];

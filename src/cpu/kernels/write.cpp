@@ -18,7 +18,7 @@
 #include "hwy/highway.h"
 // After highway.h
 #include "cpu/kernels/copy-inl.h"
-#include "cpu/kernels/rope_token-inl.h"
+#include "cpu/kernels/rope_code-inl.h"
 #include "cpu/kernels/write-inl.h"
 
 #ifndef GYRE_CPU_WRITE_CUT  // once for all instruction sets
@@ -80,40 +80,21 @@ struct HeadGroup {
   uint64_t begin, end;
 };
 
-// Rows of K are stored as they are.
-struct NoRotation {
-  static constexpr bool kRotates = false;
-  void Rotate(const TileTokens& /*tokens*/, const HeadGroup& /*heads*/) const {}
-  std::byte* Row(uint32_t /*slot*/, uint64_t /*head*/, const HeadGroup& /*heads*/) const {
-    return nullptr;
-  }
-};
-
 constexpr uint32_t kWhere = 7;  // from there on arguments are those of a write
 
-// The tile's rows of K, rotated: [slot][head of the group][head_dim].
-struct RotatedRows {
-  alignas(64) std::byte bytes[kRowBytes];
-};
-
 // Rotates k as rope would, as its only stream.
-template <class In, bool kAdjacent, bool kNorm>
 class KeyRotation {
  public:
-  static constexpr bool kRotates = true;
-
-  KeyRotation(const abi::RopeParams& params, const uint64_t* args) : p_(params) {
+  KeyRotation(const abi::RopeParams& params, const uint64_t* args, const RopeCode& code)
+      : p_(params), code_(code), row_bytes_(params.head_dim * size_bytes(code.out)) {
     p_.streams = 1;
     p_.stream[0] = params.stream[1];
     std::copy_n(args, kRope.info.arg_count, args_);
     args_[kStreamArgs[0][0]] = args[kWhere + 1];
     args_[kStreamArgs[0][2]] = args[kWhere - 1];
     args_[kStreamArgs[0][3]] = 0;
-    MakeTables(p_, args_, tables_);
-    if constexpr (kNorm) MakeWeights(p_, args_, tables_);
+    MakeTables(p_, args_, code.norm, tables_);
   }
-
-  uint64_t row_bytes() const { return p_.head_dim * sizeof(In); }
 
   // A group of heads of the tokens that enter a tile.
   void Rotate(const TileTokens& tokens, const HeadGroup& heads) {
@@ -121,43 +102,46 @@ class KeyRotation {
     for (uint32_t slot = 0; slot < abi::kKvTile; ++slot) {
       if ((tokens.mask >> slot & 1) == 0) continue;
       const uint64_t token = tokens.token[slot];
-      MakeTokenAngles<kAdjacent>(p_, args_, tables_, token, angles_);
-      RotateHeads<kAdjacent, kNorm, In, In>(
-          p_, FactorsOf<kAdjacent, kNorm>(p_, tables_, 0, angles_),
+      MakeTokenAngles(p_, args_, tables_, token, code_.adjacent, angles_);
+      RotateHeads(
+          p_, FactorsOf(p_, tables_, 0, code_, angles_),
           {.x = args_[kStreamArgs[0][0]] + token * s.x_token_stride + heads.begin * s.x_head_stride,
            .x_step = s.x_head_stride,
            .out = reinterpret_cast<uintptr_t>(Row(slot, heads.begin, heads)),
-           .out_step = row_bytes(),
-           .second = 0,
-           .second_step = 0,
-           .second_dtype = abi::kRopeNoDtype},
-          heads.end - heads.begin);
+           .out_step = row_bytes_},
+          heads.end - heads.begin, code_);
     }
   }
   std::byte* Row(uint32_t slot, uint64_t head, const HeadGroup& heads) {
-    return rows_.bytes + (slot * (heads.end - heads.begin) + head - heads.begin) * row_bytes();
+    return rows_ + (slot * (heads.end - heads.begin) + head - heads.begin) * row_bytes_;
   }
 
  private:
   abi::RopeParams p_;
+  const RopeCode& code_;
+  uint64_t row_bytes_;
   uint64_t args_[kRope.info.arg_count];
   RopeTables tables_;
   RopeAngles angles_;
-  RotatedRows rows_;
+  alignas(64) std::byte rows_[kRowBytes];  // the tile's: [slot][head of the group][head_dim]
+};
+
+// What rows a write takes.
+struct WriteSource {
+  DType dtype;
+  uint32_t calibrated;    // streams whose source is calibrated rows, 1 K, 2 V
+  KeyRotation* rotation;  // null: rows of K are stored as they are
 };
 
 // One write. args: "where", then source, codes, scales and 16-bit rows of K, and those of V.
-template <class Source, class Rotation>
 class Writer {
  public:
-  // calibrated: streams whose source is calibrated rows, 1 K, 2 V.
-  Writer(const abi::WriteParams& p, const uint64_t* args, uint32_t calibrated, const WriteCut& cut,
-         Rotation& rotation)
+  Writer(const abi::WriteParams& p, const uint64_t* args, const WriteSource& source,
+         const WriteCut& cut)
       : p_(p),
         args_(args),
-        calibrated_(calibrated),
+        source_(source),
         cut_(cut),
-        rotation_(rotation),
         targets_(p, args[0]),
         dims_{MakeHead(p.stream[0].cache), MakeHead(p.stream[1].cache)} {
     scratch_.facts.Clear(std::max(dims_[0].scales.count, dims_[1].scales.count));
@@ -191,7 +175,8 @@ class Writer {
   void WriteGroup(const FoundTile& found, uint64_t first_stream, uint64_t streams, uint64_t group) {
     const uint64_t first = group * cut_.group;
     const HeadGroup heads{first, std::min(first + cut_.group, p_.heads)};
-    if (first_stream == 0) rotation_.Rotate(found.tokens, heads);
+    if (source_.rotation != nullptr && first_stream == 0)
+      source_.rotation->Rotate(found.tokens, heads);
     for (uint64_t stream = first_stream; stream < first_stream + streams; ++stream) {
       for (uint64_t head = heads.begin; head < heads.end; ++head)
         WriteHead(found, stream, head, heads);
@@ -203,7 +188,8 @@ class Writer {
     const uint64_t* const at = args_ + 1 + 4 * stream;
     KvTileJob job;
     job.head = &dims_[stream];
-    job.is_calibrated = (calibrated_ >> stream & 1) != 0;
+    job.dtype = source_.dtype;
+    job.is_calibrated = (source_.calibrated >> stream & 1) != 0;
     job.mask = found.tokens.mask;
     job.codes = pointer<uint8_t>(at[1] + found.page) + head * s.cache.codes_head_stride +
                 found.tile * s.cache.codes_tile_stride;
@@ -215,71 +201,70 @@ class Writer {
     const uint64_t next_token = is_last ? abi::kKvTile : 0;
     job.next = is_last ? abi::kKvTile * s.source_token_stride - head * s.source_head_stride
                        : s.source_head_stride;
-    const bool is_rotated = Rotation::kRotates && stream == 0;
+    const bool is_rotated = source_.rotation != nullptr && stream == 0;
     uint32_t next_mask = is_rotated ? 0 : job.mask;
     for (uint32_t left = job.mask; left != 0; left &= left - 1) {
       const auto slot = static_cast<uint32_t>(std::countr_zero(left));
       const uint64_t token = found.tokens.token[slot];
-      job.source[slot] =
-          is_rotated ? rotation_.Row(slot, head, heads) : source + token * s.source_token_stride;
+      job.source[slot] = is_rotated ? source_.rotation->Row(slot, head, heads)
+                                    : source + token * s.source_token_stride;
       if (token + next_token >= p_.tokens) next_mask &= ~(1u << slot);
       if (Half* const f16 = targets_.F16Row(at[3], stream, head, token); f16 != nullptr)
         CopyF16(job, slot, s.cache.head_dim, f16);
     }
     job.next_mask = next_mask;
-    if (found.is_body) WriteTile<Source>(s.cache, job, scratch_);
+    if (found.is_body) WriteTile(s.cache, job, scratch_);
   }
 
   // A calibrated row begins with the row in f16.
   static void CopyF16(const KvTileJob& job, uint32_t slot, uint32_t head_dim, Half* f16) {
-    if (job.is_calibrated) {
-      CopyRow(reinterpret_cast<const Half*>(job.source[slot]), f16, head_dim);
-    } else {
-      CopyRow(reinterpret_cast<const Source*>(job.source[slot]), f16, head_dim);
-    }
+    const DType dtype = job.is_calibrated ? DType::f16 : job.dtype;
+    select_float(static_cast<uint32_t>(dtype), [&](auto source) HWY_ATTR {
+      CopyRow(reinterpret_cast<const decltype(source)*>(job.source[slot]), f16, head_dim);
+    });
   }
 
   const abi::WriteParams& p_;
   const uint64_t* args_;
-  uint32_t calibrated_;
+  const WriteSource source_;
   const WriteCut& cut_;
-  Rotation& rotation_;
   const WriteTargets targets_;
   KvHead dims_[2];
   KvScratch scratch_;
 };
 
+void WriteTask(const void* params, const uint64_t* args, const WriteSource& source, uint32_t task,
+               uint32_t tasks) {
+  const auto& p = *static_cast<const abi::WriteParams*>(params);
+  const WriteCut cut(p);
+  Writer(p, args, source, cut).Write(task, tasks);
+}
+
 template <class Source, uint32_t kCalibrated>
 void Write(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
-  const auto& p = *static_cast<const abi::WriteParams*>(params);
-  NoRotation none;
-  const WriteCut cut(p);
-  Writer<Source, NoRotation>(p, args, kCalibrated, cut, none).Write(task, tasks);
+  WriteTask(params, args, {DTypeOf<Source>::value, kCalibrated, nullptr}, task, tasks);
 }
 
-template <class In, bool kAdjacent, bool kNorm>
-void RotateQueries(const abi::RopeAppendParams& p, const uint64_t* args, const Share& tokens) {
-  const abi::RopeParams rope = p.rope;  // by value: stores could otherwise alias them
-  uint64_t q_args[kRope.info.arg_count] = {};
-  std::copy_n(args, kStreamArgs[0][2] + 1, q_args);
-  RopeTokens<In, In, kAdjacent, kNorm>(rope, q_args, tokens);
-}
-
-template <class In, bool kAdjacent, bool kNorm>
-void RopeAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
-  using Rotation = KeyRotation<In, kAdjacent, kNorm>;
-  const auto& p = *static_cast<const abi::RopeAppendParams*>(params);
-  const RopeAppendCut cut(p, sizeof(In));
-  const bool rotates = p.rope.streams != 0;
-  if (rotates && (task < cut.q_tasks || tasks == 1)) {
+void RopeAppendTask(const abi::RopeAppendParams& p, const uint64_t* args, const RopeCode& code,
+                    uint32_t task, uint32_t tasks) {
+  const RopeAppendCut cut(p, size_bytes(code.out));
+  if (p.rope.streams != 0 && (task < cut.q_tasks || tasks == 1)) {
+    uint64_t q_args[kRope.info.arg_count] = {};
+    std::copy_n(args, kStreamArgs[0][2] + 1, q_args);
     const Share all{0, p.rope.tokens};
-    RotateQueries<In, kAdjacent, kNorm>(
-        p, args, tasks == 1 ? all : share_of(p.rope.tokens, task, cut.q_tasks));
+    RotateTokens(p.rope, q_args, tasks == 1 ? all : share_of(p.rope.tokens, task, cut.q_tasks),
+                 code);
   }
   if (task < cut.q_tasks) return;
-  Rotation rotation(p.rope, args);
-  Writer<In, Rotation>(p.write, args + kWhere, 0, cut, rotation)
+  KeyRotation rotation(p.rope, args, code);
+  Writer(p.write, args + kWhere, {code.out, 0, &rotation}, cut)
       .Write(task - cut.q_tasks, cut.tasks);
+}
+
+template <class T, bool kAdjacent, bool kNorm>
+void RopeAppend(const void* params, const uint64_t* args, uint32_t task, uint32_t tasks) noexcept {
+  RopeAppendTask(*static_cast<const abi::RopeAppendParams*>(params), args,
+                 SelectRopeCode(DTypeOf<T>::value, kAdjacent, kNorm), task, tasks);
 }
 
 TaskFn SelectWrite(uint64_t key) {
