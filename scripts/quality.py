@@ -21,11 +21,14 @@ from gyre.calibrate.file import Calibration
 from gyre.eval import Row, Setting, evaluate, greedy, plot, ratio, read_windows, retrieval
 from gyre.eval.baselines import BASELINES
 from gyre.eval.rows import percent, plus_minus
+from gyre.eval.run import decoding_bytes
 from gyre.eval.statistics import interval
 from quality_texts import CALIBRATION, PREDICTED
 
 CONTEXT, STEP, TAIL, SINKS = 2048, 512, 128, 1
-BUDGET = "4.25"  # bits: as tq4 at head_dim 64
+BUDGETS = "4.25", "3.25"  # bits: as tq4 and tq3 at head_dim 64
+TAILS = 0, 4, 8, 16, 32, 64, TAIL
+LONG = 32768  # tokens, at which a tail takes a sixteenth of its bits at CONTEXT
 ANSWER_TOKENS = 24
 HAYSTACKS, QUESTIONS = 8, 10
 QUESTIONS_ASKED = """What is the capital of France?
@@ -50,15 +53,19 @@ def mixed(k: str, v: str, calibration: Calibration | None = None, **exact) -> Se
     return Setting(k, v, calibration=calibration, label=f"{name}, R" if calibration else "", **exact)
 
 
+def listed(r: Calibration, bits: str, **exact) -> Setting:
+    """The formats of a budget, which can be the same in all layers."""
+    budget = r.budget(float(bits))
+    return Setting(tuple(budget.k), tuple(budget.v), calibration=r, label=f"--budget {bits}, R", **exact)
+
+
 def groups(r: Calibration) -> dict[str, list[Setting]]:
     """The rows of the table, in parts that take some minutes each."""
     both = dict(tail=TAIL, sink_tokens=SINKS)
-    budget = r.budget(float(BUDGET))
-    listed = Setting(tuple(budget.k), tuple(budget.v), calibration=r, label=f"--budget {BUDGET}, R")
     others = lambda *names: [Setting("f32", "f32", BASELINES[name].residual, baseline=name) for name in names]
     return {
+        "fp8": others("fp8"),
         "main": [
-            *others("fp8"),
             mixed("tq4", "tq4"),
             mixed("tq4", "tq4", r),
             mixed("tq4", "tq4", r, sink_tokens=SINKS),
@@ -68,7 +75,7 @@ def groups(r: Calibration) -> dict[str, list[Setting]]:
             mixed("tq8", "tq4", **both),
         ],
         "fine": [mixed("tq8", "tq8"), mixed("tq8", "tq6"), mixed("tq6", "tq6"), mixed("tq8", "tq4", r), mixed("tq8", "tq4", r, **both)],
-        "five": [mixed("tq5", "tq5"), mixed("tq5", "tq5", r), mixed("tq4", "tq4", r, tail=TAIL), *([listed] if budget.is_list else [])],
+        "five": [mixed("tq5", "tq5"), mixed("tq5", "tq5", r), mixed("tq4", "tq4", r, tail=TAIL), listed(r, BUDGETS[0])],
         "low": [
             *others("q4_0-rotated"),
             mixed("tq3", "tq3", r, **both),
@@ -76,6 +83,18 @@ def groups(r: Calibration) -> dict[str, list[Setting]]:
         ],
         "others": [*others("nvfp4", "kivi4"), mixed("tq3", "tq3", r), mixed("tq2", "tq2", r)],
     }
+
+
+def tails(r: Calibration) -> dict[str, list[Setting]]:
+    """The columns of the table of tails: a sink token, and a tail of each length."""
+    columns = {
+        "tq8/tq4": lambda **exact: mixed("tq8", "tq4", **exact),
+        "tq4, R": lambda **exact: mixed("tq4", "tq4", r, **exact),
+        "tq3, R": lambda **exact: mixed("tq3", "tq3", r, **exact),
+        f"--budget {BUDGETS[1]}, R": lambda **exact: listed(r, BUDGETS[1], **exact),
+        "tq2, R": lambda **exact: mixed("tq2", "tq2", r, **exact),
+    }
+    return {name: [make(tail=tail, sink_tokens=SINKS) for tail in TAILS] for name, make in columns.items()}
 
 
 class Lab:
@@ -91,7 +110,7 @@ class Lab:
         out = self.folder / "r.gyrecal"
         if not out.exists():
             text = self.folder / "texts" / f"{CALIBRATION}.txt"
-            options = ["--capacity", CONTEXT, "--tokens", 8192, "--budget", BUDGET, "--out", out, "--threads", threads]
+            options = ["--capacity", CONTEXT, "--tokens", 8192, "--budget", *BUDGETS, "--out", out, "--threads", threads]
             if calibrate([self.path, str(text), *map(str, options)]):
                 sys.exit(1)
         return out
@@ -107,14 +126,17 @@ class Lab:
             path.write_text(json.dumps(made, indent=1))
         return json.loads(path.read_text())
 
+    def measured(self, name: str, settings: list[Setting]) -> list[Row]:
+        windows = [read_windows(self.path, self.text(text), CONTEXT, 1)[0][0] for text in PREDICTED]
+        make = lambda: [asdict(row) for row in evaluate(self.model, windows, settings, self.device, True, STEP)]
+        return [Row(**row) for row in self.kept(name, make)]
+
     def rows(self, wanted: list[str]) -> list[Row]:
-        windows = [read_windows(self.path, self.text(name), CONTEXT, 1)[0][0] for name in PREDICTED]
-        found = []
-        for name, settings in groups(self.calibration).items():
-            if not wanted or name in wanted:
-                make = lambda: [asdict(row) for row in evaluate(self.model, windows, settings, self.device, True, STEP)]
-                found += [Row(**row) for row in self.kept(name, make)]
-        return found
+        parts = groups(self.calibration).items()
+        return [row for name, settings in parts if not wanted or name in wanted for row in self.measured(name, settings)]
+
+    def tails(self) -> dict[str, list[Row]]:
+        return {name: self.measured(f"tails-{plain(name)}", settings) for name, settings in tails(self.calibration).items()}
 
     def prompts(self) -> list[torch.Tensor]:
         """Half of them are shorter than the tail, the others are about a text of some hundred tokens."""
@@ -148,12 +170,16 @@ def label_of(setting: Setting) -> str:
 
 
 def file_of(setting: Setting) -> str:
-    return label_of(setting).replace("/", "+").replace(", ", "-").replace(" ", "")
+    return plain(label_of(setting))
 
 
-def bits(row: Row, model) -> str:
+def plain(label: str) -> str:
+    return label.replace("/", "+").replace(", ", "-").replace(" ", "")
+
+
+def bits(bytes_per_token: float, model) -> float:
     config = model.config
-    return f"{8 * row.bytes_per_token / (2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim):.2f}"
+    return 8 * bytes_per_token / (2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim)
 
 
 def print_rows(rows: list[Row], model) -> None:
@@ -165,9 +191,23 @@ def print_rows(rows: list[Row], model) -> None:
         relative = "1" if row is fp8 else f"{times:.2g} [{low:.2g}, {high:.2g}]"
         name = f"*{row.format}*" if row.kind == "baseline" else row.format
         print(
-            f"| {name} | {exact} | {bits(row, model)} | {plus_minus(row.kld_mean, row.kld_mean_95)} | {relative} | "
+            f"| {name} | {exact} | {bits(row.bytes_per_token, model):.2f} | {plus_minus(row.kld_mean, row.kld_mean_95)} | {relative} | "
             f"{plus_minus(row.kld_999, row.kld_999_95)} | {percent(row.same_top1, row.same_top1_95)} | {row.perplexity:.3f} |"
         )
+
+
+def print_tails(found: dict[str, list[Row]], fp8: Row, model) -> None:
+    """Mean divergences, relative to FP8's in brackets, and the 99.9th percentiles."""
+    taken = lambda tokens, **exact: bits(decoding_bytes(model.config, mixed("tq4", "tq4", **exact), tokens), model)
+    added = lambda tail, tokens: taken(tokens, tail=tail, sink_tokens=SINKS) - taken(tokens)
+    mean = lambda row: f"{plus_minus(row.kld_mean, row.kld_mean_95)} ({row.kld_mean / fp8.kld_mean:.2g})"
+    percentile = lambda row: plus_minus(row.kld_999, row.kld_999_95)
+    for title, cell in (("KLD mean (/ fp8)", mean), ("KLD 99.9 %", percentile)):
+        print(f"\n{title}, sink {SINKS}\n\n| tail | bits at {CONTEXT} | at {LONG} | {' | '.join(found)} |")
+        print("|---|---|---|" + "---|" * len(found))
+        for tail, *rows in zip(TAILS, *found.values()):
+            more = " | ".join(f"+{added(tail, tokens):.3f}" for tokens in (CONTEXT, LONG))
+            print(f"| {tail} | {more} | {' | '.join(map(cell, rows))} |")
 
 
 def print_greedy(found: list[dict]) -> None:
@@ -195,7 +235,7 @@ def print_retrieval(found: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--only", nargs="+", default=[], help="parts: main, fine, five, low, others, greedy, retrieval (default: all)")
+    parser.add_argument("--only", nargs="+", default=[], help="main, fine, five, low, others, tails, greedy, retrieval (default: all)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--chart", help="file for the chart, when all rows are there")
     options = parser.parse_args()
@@ -203,12 +243,15 @@ def main() -> None:
     r, both = lab.calibration, dict(tail=TAIL, sink_tokens=SINKS)
     chosen = [Setting("f16", "f16"), mixed("tq8", "tq4", **both), mixed("tq4", "tq4", r, **both), mixed("tq8", "tq8"), mixed("tq8", "tq6")]
     chosen += [mixed("tq4", "tq4", r), mixed("tq8", "tq4"), mixed("tq4", "tq4"), Setting("f32", "f32", baseline="fp8")]
-    wanted = [name for name in options.only if name not in ("greedy", "retrieval")]
+    wanted = [name for name in options.only if name not in ("tails", "greedy", "retrieval")]
     if wanted or not options.only:
-        rows = lab.rows(["main", *wanted] if wanted else [])
+        rows = lab.rows(["fp8", *wanted] if wanted else [])
         print_rows(rows, lab.model)
         if options.chart:
             plot(rows, f"SmolLM2-135M, {len(PREDICTED)} texts of {CONTEXT} tokens", options.chart)
+    if not options.only or "tails" in options.only:
+        (fp8,) = lab.rows(["fp8"])
+        print_tails(lab.tails(), fp8, lab.model)
     if not options.only or "greedy" in options.only:
         print_greedy(lab.greedy(chosen))
     if not options.only or "retrieval" in options.only:
