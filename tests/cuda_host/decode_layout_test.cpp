@@ -75,12 +75,12 @@ TEST(PagedPlan, FitsWhateverThereIs) {
     ASSERT_LE(layout.max_warps, kDecodeMaxWarps);
     // Two work items at once on the largest GPUs, one begins while another ends, where that leaves
     // warps.
-    const PagedLaunch largest = paged_launch(layout, kDecodeMaxBytes);
+    const PagedLaunch largest = paged_launch(layout, layout.max_warps, kDecodeMaxBytes);
     ASSERT_EQ(largest.warps, layout.max_warps);
     ASSERT_GE(layout.slots(largest.warps, largest.bytes),
               layout.max_warps == layout.warps_per_key ? 1u : 2u);
     for (const uint32_t limit : {99u << 10, 163u << 10, 227u << 10}) {
-      const PagedLaunch block = paged_launch(layout, limit);
+      const PagedLaunch block = paged_launch(layout, layout.max_warps, limit);
       if (block.warps == 0) {
         ASSERT_LT(limit, layout.slots_at(layout.warps_per_key) + layout.slot.bytes);
         continue;

@@ -69,10 +69,29 @@ DecodeBlock block_of(const DecodeSharedLayout& layout, const CudaLimits& limits)
                       share_of(limits, 2) + 1);
 }
 
-PagedLaunch launch_over_pages(const abi::AttentionDecodeSpec& s, const CudaLimits& limits) {
-  return paged_launch(
-      paged_layout(s.k_format, s.v_format, HeadDims(s.head_dim, abi::decode_value_dim(s)), s.rows),
-      limits.shared_bytes_per_block);
+PagedLayout paged_layout_of(const abi::AttentionDecodeSpec& s) {
+  return paged_layout(s.k_format, s.v_format, HeadDims(s.head_dim, abi::decode_value_dim(s)),
+                      s.rows);
+}
+
+// Splits of a block, if every sequence has one query and is as long as the call allows.
+uint64_t max_block_splits(const abi::AttentionParams& p, uint32_t rows, uint64_t blocks) {
+  const abi::AttentionCut cut = decode_cut(rows);
+  const uint64_t group = abi::sequence_split_keys(cut, p.table.max_kv_length);
+  const uint64_t keys = group >> (group > cut.fewest_keys ? abi::kLargeGroupSplitsShift
+                                                          : abi::kGroupSplitsShift),
+                 splits = (p.table.max_kv_length + keys - 1) / keys;
+  const uint64_t items = p.table.sequences * p.kv_heads * ((p.group + rows - 1) / rows);
+  return (items * splits + blocks - 1) / blocks;
+}
+
+// Where fewer warps take a block's splits in two rounds, the others would leave no registers to the
+// write ahead, beside which the block starts.
+uint32_t block_warps(const abi::AttentionParams& p, const PagedLayout& layout, uint32_t rows,
+                     uint64_t blocks) {
+  const bool few =
+      p.tokens <= p.table.sequences && max_block_splits(p, rows, blocks) <= 2 * kFewPagedWarps;
+  return few ? std::min(layout.max_warps, kFewPagedWarps) : layout.max_warps;
 }
 
 // The command that unpacks has the layout of the one that it goes ahead of.
@@ -131,7 +150,11 @@ bool fits_attention_decode(uint64_t spec, const CudaLimits& limits) {
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (s.cluster > 1 && limits.arch < 90) return false;
   const DecodeSharedLayout layout = layout_of(s);
-  if (s.paged != 0) return layout.fits && launch_over_pages(s, limits).warps != 0;
+  if (s.paged != 0) {
+    const PagedLayout paged = paged_layout_of(s);
+    return layout.fits &&
+           paged_launch(paged, paged.max_warps, limits.shared_bytes_per_block).warps != 0;
+  }
   return layout.fits && block_of(layout, limits).warps != 0;
 }
 
@@ -139,8 +162,11 @@ Launch launch_attention_decode(const void* params, uint64_t spec, const CudaLimi
   const auto& p = *static_cast<const abi::AttentionParams*>(params);
   const auto s = spec_from_key<abi::AttentionDecodeSpec>(spec);
   if (s.paged != 0) {
-    const PagedLaunch block = launch_over_pages(s, limits);
-    return {{paged_blocks(limits.multiprocessors), 1, 1}, block.warps * 32, block.bytes};
+    const PagedLayout paged = paged_layout_of(s);
+    const uint32_t blocks = paged_blocks(limits.multiprocessors);
+    const PagedLaunch block =
+        paged_launch(paged, block_warps(p, paged, s.rows, blocks), limits.shared_bytes_per_block);
+    return {{blocks, 1, 1}, block.warps * 32, block.bytes};
   }
   const DecodeBlock block = block_of(layout_of(s), limits);
   const uint64_t rows = p.tokens * p.group, groups = (rows + s.rows - 1) / s.rows;

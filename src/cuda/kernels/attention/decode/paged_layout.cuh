@@ -73,12 +73,13 @@ constexpr uint32_t PagedLayout::warps_at(uint32_t warps) const {
   return round_up(kPagedStateBytes + 2 * warps * exchange_bytes, 128);
 }
 
+constexpr uint32_t kFewPagedWarps = 8;
 // Of a block. A warp computes longer on a stage of few bytes than these take to come, so more of
 // them load, where 12 warps have the registers: with other formats and dims they spill.
 constexpr uint32_t paged_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
   const bool formats = v == abi::kTq4 && (k == abi::kTq4 || k == abi::kTq8);
   const bool small = dims.k == dims.v && (dims.k == 64 || dims.k == 128);
-  return formats && small && rows <= 4 ? 12 : 8;
+  return formats && small && rows <= 4 ? 12 : kFewPagedWarps;
 }
 
 constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
@@ -111,8 +112,9 @@ constexpr PagedLayout paged_layout(uint32_t k, uint32_t v, const HeadDims& dims,
 struct PagedLaunch {
   uint32_t warps, bytes;
 };
-constexpr PagedLaunch paged_launch(const PagedLayout& layout, uint32_t max_bytes) {
-  for (uint32_t warps = layout.max_warps; warps != 0; warps -= layout.warps_per_key) {
+constexpr PagedLaunch paged_launch(const PagedLayout& layout, uint32_t max_warps,
+                                   uint32_t max_bytes) {
+  for (uint32_t warps = max_warps; warps != 0; warps -= layout.warps_per_key) {
     const uint32_t slots = layout.slots(warps, max_bytes);
     if (slots != 0) return {warps, layout.slots_at(warps) + slots * layout.slot.bytes};
   }
