@@ -132,12 +132,7 @@ class PagedBlock {
     const uint32_t own = lane() < count ? state_.runs[lane()].count : 0, sum = scan_warp(own);
     static_assert(kMaxItemSlots <= kWarp);
     if (lane() < count) state_.before[lane()] = sum - own;
-    if (lane() != kWarp - 1) return;
-    // As many rounds as all warps would take, of equal size: a warp that runs alone is slow.
-    const uint32_t all = blockDim.x / (kWarp * kPerKey), rounds = (sum + all - 1) / all;
-    state_.takers = kPerKey > 1 || rounds == 0 ? all : (sum + rounds - 1) / rounds;
-    state_.next = state_.takers;
-    state_.count = count, state_.splits = sum, state_.finished = 0;
+    if (lane() == kWarp - 1) state_.begin(count, sum, blockDim.x / (kWarp * kPerKey), kPerKey == 1);
   }
 
   void wait() { pdl_wait(), waited_ = true; }

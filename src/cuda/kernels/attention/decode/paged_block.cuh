@@ -27,6 +27,15 @@ struct PagedState {
   uint32_t takers;                // warps that take splits, or groups of warps that share keys
   uint32_t merge_groups;          // of the first block's fold; 0: another block merges
   uint32_t finished;              // bits of the runs at hand whose rows can be written
+
+  // Where warps take whatever comes next: as many rounds as all of them would take, of equal size,
+  // because a warp that runs alone is slow.
+  void begin(uint32_t run_count, uint32_t split_count, uint32_t warps, bool takes_next) {
+    const uint32_t rounds = (split_count + warps - 1) / warps;
+    takers = takes_next && rounds != 0 ? (split_count + rounds - 1) / rounds : warps;
+    next = takers;
+    count = run_count, splits = split_count, finished = 0;
+  }
 };
 static_assert(sizeof(PagedState) <= kPagedStateBytes);
 
