@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/launch_order.h"
 #include "cuda/pipeline.h"
 
 namespace gyre::cuda {

@@ -12,21 +12,6 @@
 
 namespace gyre::cuda {
 
-namespace {
-
-Launch launch_of(const CommandList& list, const Command& command, const CudaLimits& limits) {
-  const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
-  const Launch shape = pipeline.row().launch(list.params_of(command), pipeline.spec, limits);
-  if (!shape.empty()) pipeline.check(shape);
-  return shape;
-}
-
-}  // namespace
-
-bool launches_first(const Command& command) {
-  return static_cast<const CudaPipeline&>(*command.pipeline).row().launches_first;
-}
-
 Prepared::Prepared(const CommandList& list, const Command& command, const CudaLimits& limits,
                    const EarlyReads& early) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
@@ -181,25 +166,21 @@ void Stream::fail_launch(CuResult result, const CommandList& list, const Command
   context_->check(result, command_text(list, command).c_str());
 }
 
-void Stream::check_launches(const CommandList& list) const {
-  for (const Command& command : list.commands) launch_of(list, command, context_->limits());
-}
-
 void Stream::launch_all(CuStream to, const CommandList& list,
                         const std::function<void()>& launched) {
-  check_launches(list);
-  bool has_begun = false;
   // An event or a wait is ahead of the list. Launches that are timed or checked run alone.
-  LaunchOrder order(list, context_->has_pdl() && !launched && !check_each_launch_, false, {});
-  for (const Command& command : list.commands) {
-    Prepared run(list, command, context_->limits(), order.reads(command));
+  const bool overlap = context_->has_pdl() && !launched && !check_each_launch_;
+  const LaunchOrder order(list, context_->limits(), overlap, false, {});
+  bool has_begun = false;
+  for (size_t i = 0; i < list.commands.size(); ++i) {
+    const Command& command = list.commands[i];
+    Prepared run(list, command, context_->limits(), order.steps[i].early);
     if (!run.empty()) {
-      CuResult result = launch(to, run, order.overlaps(command));
+      CuResult result = launch(to, run, order.steps[i].overlaps);
       if (result == kCuOutOfMemory) {  // work that has ended may have given some back
         api_.stream_synchronize(to);
-        result = launch(to, run, order.overlaps(command));
+        result = launch(to, run, order.steps[i].overlaps);
       }
-      order.launched(command);
       if (result == kCuSuccess) note_launch();
       if (result == kCuSuccess && check_each_launch_) result = api_.stream_synchronize(to);
       if (result != kCuSuccess) {

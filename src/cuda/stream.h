@@ -33,9 +33,6 @@ struct Prepared {
   bool empty() const { return shape.empty(); }
 };
 
-// As CudaKernel has it.
-bool launches_first(const Command& command);
-
 class Submission;
 
 // A device's one stream: everything the device does goes through it and runs in order. That is what
@@ -111,7 +108,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void require_alive() const;
   std::string running() const;  // names what is in flight
 
-  void check_launches(const CommandList& list) const;  // refuses what cannot be launched
   // The kernel that a captured stream's next launch follows, if it is that alone; null: it is not.
   CuGraphNode captured_tail(CuStream stream, uint64_t& capture) const;
   CuResult launch(CuStream to, Prepared& run, bool overlaps) const;

@@ -1,4 +1,6 @@
 // Lists that go into a graph which a caller captures.
+#include <utility>
+
 #include "cuda/launch_order.h"
 #include "cuda/stream.h"
 
@@ -20,22 +22,21 @@ CuGraphNode Stream::captured_tail(CuStream stream, uint64_t& capture) const {
 }
 
 void Stream::capture_all(CuStream to, const CommandList& list) {
-  check_launches(list);
   uint64_t capture = 0;
   const CuGraphNode tail = captured_tail(to, capture);
   const bool is_own = tail != nullptr && tail == captured_.tail && capture == captured_.capture;
-  LaunchOrder order(list, context_->has_pdl(), tail != nullptr,
+  LaunchOrder order(list, context_->limits(), context_->has_pdl(), tail != nullptr,
                     is_own ? captured_.running : RunningWrites::anything());
   captured_ = {};
-  for (const Command& command : list.commands) {
-    Prepared run(list, command, context_->limits(), order.reads(command));
+  for (size_t i = 0; i < list.commands.size(); ++i) {
+    const LaunchOrder::Step& step = order.steps[i];
+    Prepared run(list, list.commands[i], context_->limits(), step.early);
     if (run.empty()) continue;
-    if (const CuResult result = launch(to, run, order.overlaps(command)); result != kCuSuccess)
-      fail_launch(result, list, command);
-    order.launched(command);
+    if (const CuResult result = launch(to, run, step.overlaps); result != kCuSuccess)
+      fail_launch(result, list, list.commands[i]);
   }
   captured_.tail = captured_tail(to, captured_.capture);
-  captured_.running = order.running();
+  captured_.running = std::move(order.running);
 }
 
 }  // namespace gyre::cuda
