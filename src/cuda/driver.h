@@ -54,6 +54,7 @@ constexpr CuFunctionAttribute kCuMaxDynamicSharedBytes = 8;
 
 using CuCaptureStatus = int;
 constexpr CuCaptureStatus kCuNotCapturing = 0;
+constexpr CuCaptureStatus kCuCapturing = 1;
 
 using CuGraphNodeType = int;
 constexpr CuGraphNodeType kCuKernelNodeType = 0;

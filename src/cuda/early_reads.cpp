@@ -17,15 +17,20 @@ EarlyReads RunningWrites::early_reads(const CommandList& list, const Command& re
   return early;
 }
 
-RunningWrites RunningWrites::behind(const CommandList& list, const Command& command,
-                                    bool launches_first) const {
+RunningWrites RunningWrites::after(const CommandList& list, const Command& command,
+                                   bool launches_first) const {
   RunningWrites next;
   if (launches_first) next = *this;
   const KernelInfo& kernel = *command.pipeline->kernel;
   for (uint32_t i = 0; i < kernel.arg_count; ++i) {
-    const uint64_t bytes = list.arg_bytes_of(command)[i];
+    const uint64_t address = list.args_of(command)[i], bytes = list.arg_bytes_of(command)[i];
     if (kernel.args[i].access == Access::read || bytes == 0) continue;
-    next.writes_.push_back({list.args_of(command)[i], bytes, kernel.args[i].appended});
+    // Tokens that an older command appends are old ones behind this one's.
+    for (Write& older : next.writes_) {
+      if (address < older.address + older.bytes && older.address < address + bytes)
+        older.appended = false;
+    }
+    next.writes_.push_back({address, bytes, kernel.args[i].appended});
   }
   return next;
 }

@@ -16,12 +16,12 @@ struct EarlyReads {
   uint32_t old = ~0u;
 };
 
-// What is written by kernels that may still run when another one starts.
+// Memory that is written by kernels that may still run when another one starts.
 class RunningWrites {
  public:
-  RunningWrites() = default;  // none run
-  // By kernels of which nothing is known.
-  static RunningWrites anything() {
+  RunningWrites() = default;  // none runs
+  // Kernels run of which nothing is known.
+  static RunningWrites unknown() {
     RunningWrites writes;
     writes.is_known_ = false;
     return writes;
@@ -29,10 +29,10 @@ class RunningWrites {
 
   bool is_known() const { return is_known_; }
   EarlyReads early_reads(const CommandList& list, const Command& reader) const;
-  // For what starts when all blocks of `command` have called pdl_launch_dependents; the command
-  // itself started beside these writes. Where it calls that after pdl_wait, none of them is left;
-  // `launches_first` is as CudaKernel has it.
-  RunningWrites behind(const CommandList& list, const Command& command, bool launches_first) const;
+  // The writes beside a kernel that starts when all blocks of `command` have called
+  // pdl_launch_dependents, if that started beside these. A command that calls it after pdl_wait
+  // leaves none of these; `launches_first` is CudaKernel's.
+  RunningWrites after(const CommandList& list, const Command& command, bool launches_first) const;
 
  private:
   struct Write {

@@ -60,12 +60,11 @@ class BuiltGraph {
         level.clear();
         ahead = last;
       }
-      const bool early =
-          before.size() == 1 && command.pipeline->kernel->code == nullptr && context().has_pdl();
+      const bool early = before.size() == 1 && waits_by_itself(command) && context().has_pdl();
       const RunningWrites running = early ? ahead : RunningWrites();
       Prepared run(list_, command, context().limits(), running.early_reads(list_, command));
       if (run.empty()) continue;
-      last = running.behind(list_, command, launches_first(command));
+      last = running.after(list_, command, launches_first(command));
       const uint32_t* const grid = run.shape.grid;
       const CuKernelNode values = {.function = run.function,
                                    .grid = {grid[0], grid[1], grid[2]},

@@ -6,12 +6,14 @@
 
 namespace gyre::cuda {
 
-Launch launch_of(const CommandList& list, const Command& command, const CudaLimits& limits) {
+Launch launch_shape(const CommandList& list, const Command& command, const CudaLimits& limits) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
   const Launch shape = pipeline.row().launch(list.params_of(command), pipeline.spec, limits);
   if (!shape.empty()) pipeline.check(shape);
   return shape;
 }
+
+bool waits_by_itself(const Command& command) { return command.pipeline->kernel->code == nullptr; }
 
 bool launches_first(const Command& command) {
   return static_cast<const CudaPipeline&>(*command.pipeline).row().launches_first;
@@ -22,15 +24,14 @@ LaunchOrder::LaunchOrder(const CommandList& list, const CudaLimits& limits, bool
     : steps(list.commands.size()), running(std::move(beside)) {
   for (size_t i = 0; i < steps.size(); ++i) {
     const Command& command = list.commands[i];
-    if (launch_of(list, command, limits).empty() || !pdl) continue;
-    // A kernel that lets the next one begin before it has waited would leave that one with as
-    // little to read early as it knows itself: where that is nothing, it begins when all ahead has
-    // ended.
-    steps[i].overlaps = behind_kernel && command.pipeline->kernel->code == nullptr &&
+    if (launch_shape(list, command, limits).empty() || !pdl) continue;
+    // Behind an unknown kernel, a kernel that launches first begins when all ahead has ended:
+    // otherwise the kernel after it could read nothing early.
+    steps[i].overlaps = behind_kernel && waits_by_itself(command) &&
                         (running.is_known() || !launches_first(command));
-    if (!steps[i].overlaps) running = {};
+    if (behind_kernel && !steps[i].overlaps) running = {};
     steps[i].early = running.early_reads(list, command);
-    running = running.behind(list, command, launches_first(command));
+    running = running.after(list, command, launches_first(command));
     behind_kernel = true;
   }
 }

@@ -16,7 +16,7 @@ Prepared::Prepared(const CommandList& list, const Command& command, const CudaLi
                    const EarlyReads& early) {
   const auto& pipeline = static_cast<const CudaPipeline&>(*command.pipeline);
   function = pipeline.function();
-  shape = launch_of(list, command, limits);
+  shape = launch_shape(list, command, limits);
   std::copy_n(list.args_of(command), pipeline.kernel->arg_count, args.at);
   args.early = early.unwritten;
   args.early_old = early.old;

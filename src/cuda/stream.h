@@ -108,8 +108,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void require_alive() const;
   std::string running() const;  // names what is in flight
 
-  // The kernel that a captured stream's next launch follows, if it is that alone; null: it is not.
-  CuGraphNode captured_tail(CuStream stream, uint64_t& capture) const;
+  // The nodes that a captured stream's next launch follows.
+  struct CaptureTail {
+    uint64_t capture = 0;
+    CuGraphNode kernel = nullptr;  // the only one, and all of it; null: there are others
+    bool is_open = false;          // some may still run when the launch begins
+  };
+  CaptureTail captured_tail(CuStream stream) const;
   CuResult launch(CuStream to, Prepared& run, bool overlaps) const;
   void fail_launch(CuResult result, const CommandList& list, const Command& command);
   // All or none: a list that cannot be launched to its end, and of which a part has run, takes the
@@ -140,15 +145,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
   CuStream stream_ = nullptr;
   Staging staging_;
 
-  // What the last list that was captured leaves running, for the next one in the same graph.
+  // The end of the last list that was captured, for the next one in the same graph.
   struct CapturedEnd {
-    uint64_t capture = 0;
-    CuGraphNode tail = nullptr;
+    CaptureTail tail;
     RunningWrites running;
   };
 
-  std::mutex order_;  // one list at a time enters the stream; guards what follows
-  CapturedEnd captured_;
+  std::mutex order_;          // one list at a time enters the stream
+  CapturedEnd captured_;      // guarded by order_
   mutable std::mutex mutex_;  // guards what follows; never held while user code may run
   Submissions in_flight_;
   const CommandList* entering_ = nullptr;

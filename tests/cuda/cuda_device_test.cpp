@@ -256,6 +256,52 @@ TEST_F(CudaEarlyReads, OfListsThatACallerCaptures) {
   EXPECT_EQ(fake().early_args(5) & kAll, kFrom | kProgrammatic) << "c is what the one ahead writes";
 }
 
+// What other than a kernel is ahead, or another capture whose nodes have the same handles.
+TEST_F(CudaEarlyReads, OfListsBehindWhatIsNoKernelOfTheirs) {
+  const ForeignStream foreign;
+  const Device somebody = Device::open("cuda:0");
+  const Tensor a = filled(64, 1), b = target(), theirs = somebody.tensor(DType::u8, {64});
+  Encoder encoder(device()), other(somebody);
+  constexpr uint32_t kBoth = 3, kProgrammatic = 1u << 31, kAll = kBoth | kProgrammatic;
+  foreign.begin_capture();
+  copy_all(encoder, a, b);
+  encoder.submit_on(foreign.handle());
+  foreign.zero(address_of(b), 64);
+  copy_all(encoder, a, b);
+  encoder.submit_on(foreign.handle());
+  {
+    const CapturedGraph graph(foreign);
+    EXPECT_EQ(fake().early_args(2) & kAll, kBoth) << "it begins when the memory is set";
+  }
+  foreign.begin_capture();
+  for (int i = 0; i < 3; ++i) {
+    copy_all(other, theirs, theirs);
+    other.submit_on(foreign.handle());
+  }
+  copy_all(encoder, a, b);
+  encoder.submit_on(foreign.handle());
+  const CapturedGraph graph(foreign);
+  EXPECT_EQ(fake().early_args(3) & kAll, kProgrammatic) << "the third node is somebody's here";
+}
+
+// Between lists there are events; what is timed or checked runs alone.
+TEST_F(CudaEarlyReads, LaunchesOfOneListMayOverlap) {
+  const auto overlaps = [](const Device& device, bool on_callers_stream) {
+    const ForeignStream foreign;
+    const Tensor a = device.tensor(DType::u8, {64}), b = device.tensor(DType::u8, {64});
+    Encoder encoder(device);
+    for (int i = 0; i < 3; ++i) copy_all(encoder, a, b);
+    (on_callers_stream ? encoder.submit_on(foreign.handle()) : encoder.submit()).wait();
+    return fake().overlaps() & 7;
+  };
+  EXPECT_EQ(overlaps(device(), false), 3u);
+  EXPECT_EQ(overlaps(device(), true), 3u);
+  EXPECT_EQ(overlaps(Device::open("cuda:0", {.check_each_launch = true}), false), 0u);
+  device().start_trace();
+  EXPECT_EQ(overlaps(device(), false), 0u);
+  device().stop_trace();
+}
+
 TEST_F(CudaDevice, TracesCommandsOfSubmitsAndReplays) {
   expect_traced_copies(device(), "bytes_copy", copy_all);
 }

@@ -279,6 +279,19 @@ TEST_F(CudaFaults, AGeometryThatCannotBeRunsNothingOfItsList) {
   EXPECT_EQ(fake().kernels_run(), before + 2);
 }
 
+// They do not wait for what is ahead: they begin when it has ended. What follows them waits.
+TEST_F(CudaFaults, CustomKernelsDoNotBeginEarly) {
+  const Device device = Device::open("cuda:0", {.kernel_cache = "off"});
+  const Tensor a = device.tensor(DType::f16, {2, 1, 16}), b = device.tensor(DType::f16, {2, 1, 16});
+  const CustomKernel own = custom_kernel("own");
+  Encoder encoder(device);
+  kv_copy(encoder, {.k = a, .k_cache = b});
+  own(encoder, uint64_t{0}, {a}, {.block = 32});
+  kv_copy(encoder, {.k = a, .k_cache = b});
+  encoder.submit().wait();
+  EXPECT_EQ(fake().overlaps() & 7, 1u);
+}
+
 // A thread that builds may hold a kernel a moment longer than those who use it.
 testing::AssertionResult modules_become(int64_t count) {
   for (int i = 0; i < 5000 && fake().modules() != count; ++i)

@@ -24,6 +24,9 @@ struct Fake {
   // EarlyBits::early of the graph instantiated last; the highest bit: it follows by a programmatic
   // edge.
   uint32_t (*early_args)(uint64_t node) = nullptr;
+  // A bit for each launch onto a stream that nobody captures, the last one lowest: it may begin
+  // before the kernel ahead has ended.
+  uint32_t (*overlaps)() = nullptr;
   void (*own)(uint64_t address, uint64_t bytes) = nullptr;  // the test's memory is the device's
   bool (*has_kernel)(const char* name) = nullptr;           // compiled for the host
   uint64_t (*launches)(const char* name) = nullptr;         // of emulated kernels named like that
@@ -45,6 +48,7 @@ struct Fake {
     find("gyre_fake_cuda_modules", modules);
     find("gyre_fake_cuda_early_unloads", early_unloads);
     find("gyre_fake_cuda_early_args", early_args);
+    find("gyre_fake_cuda_overlaps", overlaps);
     find("gyre_fake_cuda_own", own);
     find("gyre_fake_cuda_has_kernel", has_kernel);
     find("gyre_fake_cuda_launches", launches);

@@ -25,11 +25,13 @@ using namespace gyre::test;
 
 struct Stream {
   Graph* captured = nullptr;
+  uint64_t capture = 0;
   std::shared_ptr<FakeLine> line = std::make_shared<FakeLine>();
 };
 struct Event {
   FakeMoment moment;
 };
+thread_local Graph* asked_graph = nullptr;  // by cuStreamGetCaptureInfo
 
 // A driver says so when the host has no memory for what it keeps.
 template <class Work>
@@ -181,8 +183,10 @@ CuResult cuMemcpyDtoHAsync_v2(void* to, CuAddress from, size_t bytes, CuStream s
   const CuResult queued = taking_memory([&] { as<Stream*>(stream)->line->add_work(); });
   return queued == kCuSuccess ? sticky : queued;
 }
-CuResult cuMemsetD8Async(CuAddress address, unsigned char value, size_t bytes, CuStream) {
+CuResult cuMemsetD8Async(CuAddress address, unsigned char value, size_t bytes, CuStream stream) {
   if (const CuResult failed = fault(); failed != kCuSuccess) return failed;
+  if (Graph* const captured = as<Stream*>(stream)->captured; captured != nullptr)
+    return taking_memory([&] { captured->add({}); });  // a node that does nothing
   const std::lock_guard lock(mutex);
   if (!is_inside(address, bytes)) std::abort();
   std::memset(reinterpret_cast<void*>(address), value, bytes);
@@ -224,16 +228,21 @@ CuResult cuStreamGetCaptureInfo_v3(CuStream stream, CuCaptureStatus* status, uin
   Graph* const captured = as<Stream*>(stream)->captured;
   if (captured == nullptr) return kCuInvalidValue;
   last = reinterpret_cast<CuGraphNode>(captured->nodes.size());
-  *status = 1, *id = 1, *graph = as<CuGraph>(captured);
+  asked_graph = captured;
+  *status = kCuCapturing, *id = as<Stream*>(stream)->capture, *graph = as<CuGraph>(captured);
   *after = &last, *edges = nullptr, *count = captured->nodes.empty() ? 0 : 1;
   return kCuSuccess;
 }
-CuResult cuGraphNodeGetType(CuGraphNode, CuGraphNodeType* type) {
-  *type = kCuKernelNodeType;
+CuResult cuGraphNodeGetType(CuGraphNode node, CuGraphNodeType* type) {
+  *type = kCuKernelNodeType + (asked_graph->nodes.at(place_of(node)).function == nullptr ? 1 : 0);
   return kCuSuccess;
 }
 CuResult cuStreamBeginCapture_v2(CuStream stream, int) {
-  return taking_memory([&] { as<Stream*>(stream)->captured = new Graph; });
+  static std::atomic<uint64_t> captures{0};
+  return taking_memory([&] {
+    as<Stream*>(stream)->captured = new Graph;
+    as<Stream*>(stream)->capture = ++captures;
+  });
 }
 CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
   *graph = as<CuGraph>(std::exchange(as<Stream*>(stream)->captured, nullptr));
@@ -301,8 +310,15 @@ CuResult cuLaunchKernelEx(const CuLaunchConfig* config, CuFunction function, voi
   const unsigned threads = config->block[0];
   if (threads > static_cast<unsigned>(as<Function*>(function)->max_threads()))
     return kCuInvalidValue;
+  const bool overlaps = config->attribute_count == 1 &&
+                        config->attributes[0].id == CuLaunchAttribute::kProgrammaticSerialization &&
+                        config->attributes[0].value[0] == 1;
   auto* const stream = as<Stream*>(config->stream);
   Graph* const captured = stream->captured;
+  if (captured == nullptr) {
+    const std::lock_guard lock(mutex);
+    ::overlaps = ::overlaps << 1 | (overlaps ? 1u : 0u);
+  }
   return taking_memory([&] {
     const unsigned* const grid = config->grid;
     Node node =
@@ -311,14 +327,8 @@ CuResult cuLaunchKernelEx(const CuLaunchConfig* config, CuFunction function, voi
       stream->line->add_work();
       return run(node, nullptr, stream->line->now());
     }
-    if (!captured->nodes.empty()) {
-      node.after.push_back(captured->nodes.size() - 1);
-      node.programmatic =
-          config->attribute_count == 1 &&
-          config->attributes[0].id == CuLaunchAttribute::kProgrammaticSerialization &&
-          config->attributes[0].value[0] == 1;
-    }
-    captured->nodes.push_back(std::move(node));
+    node.programmatic = overlaps;
+    captured->add(std::move(node));
     return kCuSuccess;
   });
 }

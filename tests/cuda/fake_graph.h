@@ -30,7 +30,7 @@ struct Module {
   std::vector<std::unique_ptr<Function>> functions;
 };
 struct Node {
-  Function* function;
+  Function* function;  // null: no kernel, it does nothing
   abi::BytesCopyParams params;
   EarlyArgs args;
   cuda_host::HostShape shape;
@@ -40,6 +40,12 @@ struct Node {
 };
 struct Graph {
   std::vector<Node> nodes;
+
+  // Behind all others.
+  void add(Node node) {
+    if (!nodes.empty()) node.after.push_back(nodes.size() - 1);
+    nodes.push_back(std::move(node));
+  }
 };
 
 inline Node make_node(CuFunction function, const cuda_host::HostShape& shape, void** params) {
@@ -65,6 +71,7 @@ inline size_t place_of(CuGraphNode node) { return reinterpret_cast<size_t>(node)
 inline size_t early_follower(const Graph& graph, size_t i) {
   for (size_t next = i + 1; next < graph.nodes.size(); ++next) {
     const Node& node = graph.nodes[next];
+    if (node.function == nullptr) continue;
     const cuda_host::HostKernel* const host = node.function->host;
     if (node.programmatic && node.after == std::vector{i} && host != nullptr && host->reads_early)
       return next;

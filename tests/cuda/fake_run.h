@@ -36,7 +36,7 @@ void run_on_host(const Node& node, const std::function<void()>& ahead) {
 // `ahead` has not run yet and does while this one waits for it; null: it has.
 CuResult run(const Node& node, const Node* ahead, const FakeMoment& until) {
   const std::lock_guard lock(mutex);
-  if (sticky != kCuSuccess) return sticky;
+  if (sticky != kCuSuccess || node.function == nullptr) return sticky;
   ++kernels_run;
   node.function->used = until;
   if (node.function->host != nullptr) {

@@ -30,6 +30,7 @@ uint64_t kernels_run = 0;
 int64_t modules = 0;                       // that are loaded
 uint64_t early_unloads = 0;                // of kernels in work that nobody had waited for
 std::vector<uint32_t> early_args;          // of the nodes of the graph that was instantiated last
+uint32_t overlaps = 0;                     // a bit for each launch onto a stream, the last lowest
 std::map<std::string, uint64_t> launches;  // of emulated kernels, by name
 std::string kernel_error;                  // what the first that failed did
 
@@ -94,6 +95,10 @@ extern "C" uint64_t gyre_fake_cuda_early_unloads() {
 extern "C" uint32_t gyre_fake_cuda_early_args(uint64_t node) {
   const std::lock_guard lock(mutex);
   return early_args.at(node);
+}
+extern "C" uint32_t gyre_fake_cuda_overlaps() {
+  const std::lock_guard lock(mutex);
+  return overlaps;
 }
 extern "C" uint64_t gyre_fake_cuda_calls() {
   const std::lock_guard lock(mutex);

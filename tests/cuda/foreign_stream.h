@@ -25,6 +25,9 @@ class ForeignStream {
   uint64_t handle() const { return reinterpret_cast<uintptr_t>(stream_); }
   void wait() const { check(api().stream_synchronize(stream_)); }
 
+  void zero(void* memory, uint64_t bytes) const {
+    check(api().memory_set(reinterpret_cast<cuda::CuAddress>(memory), 0, bytes, stream_));
+  }
   void begin_capture() const {
     constexpr int kGlobal = 0;  // the strictest mode
     check(

@@ -45,6 +45,22 @@ TEST(EmulatedPages, BitsDoNotDependOnBatchPagesOrGrid) {
   }
 }
 
+// Few splits of a block are eight warps', more are twelve's, of which as many take splits as fill
+// the last round.
+TEST(EmulatedPages, BitsDoNotDependOnTheNumberOfWarps) {
+  const std::vector<uint64_t> lengths = {1100, 600, 300, 3300, 40, 5};
+  const std::vector<Part> parts = {{0, 1100, 1}, {1, 600, 1}, {2, 300, 1},
+                                   {3, 3300, 1}, {4, 40, 1},  {5, 5, 1}};
+  for (const uint64_t dim : {64u, 128u}) {
+    const KvPageShape shape = shape_for(KvFormat::tq4, KvFormat::tq4, dim, 64);
+    const RowBits wanted = PagedWorld(emulated_device(60), shape, 4, lengths).attend(parts);
+    for (const uint32_t multiprocessors : {1u, 2u, 3u}) {
+      const PagedWorld world(emulated_device(multiprocessors), shape, 4, lengths);
+      EXPECT_EQ(compare(wanted, world.attend(parts)), wanted.size()) << dim;
+    }
+  }
+}
+
 // An engine decodes a sequence alone, then beside another one's draft.
 TEST(EmulatedPages, SingleTokensHaveTheBitsOfAStepOfTheirOwn) {
   const PagedWorld world(emulated_device(4), shape_for(KvFormat::tq4, KvFormat::tq4, 128, 16), 4,

@@ -11,7 +11,7 @@ __device__ T* pointer(uint64_t address) {
   return reinterpret_cast<T*>(__cvta_global_to_generic(address));
 }
 
-// In a graph a kernel may start before the one ahead of it has ended. Every block waits here for
+// A kernel may start before the one ahead of it has ended. Every block waits here for
 // that end before it reads or writes memory that other kernels see.
 __device__ inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900

@@ -20,6 +20,8 @@ class PagedBlock {
   static constexpr uint32_t kKeys = Traits::kStage.keys;
   static constexpr uint32_t kPerKey = Traits::kWarpsPerKey, kRows = Traits::kRows;
   static constexpr uint32_t kAhead = 2;  // work items whose queries are made early
+  // A warp has a split for each stage, one that is described and one that it claimed.
+  static_assert((kLayout.max_warps / kPerKey - 1) * (kStages + 2) <= kTurns);
   using Set = RowSet<Traits>;
   static constexpr uint32_t kFoldBytes = fold_bytes(Traits::kV, Traits::kDims, kRows);
 

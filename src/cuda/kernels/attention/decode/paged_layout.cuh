@@ -6,10 +6,8 @@
 namespace gyre::cuda {
 
 constexpr uint32_t kMaxItemSlots = 12;  // work items that a block works on before its warps meet
-// No fewer than splits of one work item can be in flight: a warp has those of its stages, and one.
-constexpr uint32_t kTurns = 64;
-static_assert(kDecodeMaxWarps * (kDecodeMaxStages + 1) <= kTurns);
-constexpr uint32_t kQueuedSplits = 8;  // of a warp: more than have stages in flight
+constexpr uint32_t kTurns = 64;         // no fewer than splits of one work item can be in flight
+constexpr uint32_t kQueuedSplits = 8;   // of a warp: more than have stages in flight
 
 // Floats of the fold of a set of rows, as the MMA over V spreads them over a warp: four rows of
 // levels or eight rows of 16-bit values, whose lanes hold four floats of every vector, and the
@@ -74,8 +72,8 @@ constexpr uint32_t PagedLayout::warps_at(uint32_t warps) const {
 }
 
 constexpr uint32_t kFewPagedWarps = 8;
-// Of a block. A warp computes longer on a stage of few bytes than these take to come, so more of
-// them load, where 12 warps have the registers: with other formats and dims they spill.
+// Warps of a block. A warp computes longer on a stage of few bytes than these take to come, so more
+// of them load, where 12 warps have the registers: with other formats and dims they spill.
 constexpr uint32_t paged_warps(uint32_t k, uint32_t v, const HeadDims& dims, uint32_t rows) {
   const bool formats = v == abi::kTq4 && (k == abi::kTq4 || k == abi::kTq8);
   const bool small = dims.k == dims.v && (dims.k == 64 || dims.k == 128);
