@@ -86,7 +86,7 @@ struct PagedAttentionOptions {
   uint64_t max_kv_length = 0;    // of one sequence; 0: width * page_tokens
   std::optional<float> scale{};  // as in AttentionOptions
   AttentionMask mask{};          // no tree_mask; pages wholly below a window are not read
-  // CUDA graphs: the command ahead of the call writes no keys but those of the call's own tokens.
+  // CUDA: the command ahead of the call writes no keys but those of the call's own tokens.
   // Older ones may then be loaded while it still runs. As in a decode step: append, then attend.
   bool settled_keys = false;
 };
