@@ -189,7 +189,7 @@ template <bool kLast>
 inline __m512i spread_signs(__m512i group) {
   return Avx512::look_up_nibble(kEverySecondBit, kLast ? right16(group, 4) : group);
 }
-// The same of the last 64 coordinates of a row: in eight bytes, chunk i in bits 2i and 2i + 1.
+// Spreads those of the last 64 coordinates of a row: in eight bytes, chunk i in bits 2i and 2i + 1.
 inline __m512i spread_last_signs(__m512i bytes, const ChunkPlace& first) {
   const __m512i moved = _mm512_shuffle_epi8(bytes, _mm512_load_si512(first.byte));
   return _mm512_and_si512(_mm512_srlv_epi16(moved, _mm512_load_si512(first.shift)), bytes_of(0x55));

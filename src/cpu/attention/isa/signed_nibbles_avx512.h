@@ -7,8 +7,8 @@
 namespace gyre::cpu {
 namespace {
 
-// Of four codes in a byte, the first in the lowest bits, at[0] has the first and the third, at[1]
-// the others: code, sign, and a clear bit. A look-up wants bit 7 of its index clear, and moving a
+// A byte has four codes, the first in the lowest bits. at[0] has the first and the third, at[1] the
+// others: code, sign, and a clear bit. A look-up wants bit 7 of its index clear, and moving a
 // nibble down brings bit 3 of the next byte there.
 struct SignedNibbles {
   __m512i at[2];

@@ -23,8 +23,8 @@ inline constexpr bool kInPairs = abi::kv_low_bits(kFormat) == 2;
 // each 128 bits the lower half is a's.
 inline constexpr ByteTable kPairBytes =
     repeat_table([](uint32_t i) { return i / 4 * 2 + i % 4 / 2 + i % 2 * 8; });
-// The same for a plane of one byte per coordinate, which stands for byte 0 and byte 1. In each 64
-// bits the lower half is a's; the kNth chunk of 16 coordinates has the kNth of them.
+// A plane of one byte per coordinate in that order: the byte stands for byte 0 and byte 1. In each
+// 64 bits the lower half is a's; the kNth chunk of 16 coordinates has the kNth of them.
 template <size_t kNth>
 inline constexpr ByteTable kPairSigns = repeat_table([](uint32_t i) {
   return kNth * 8 + i / 4 + i % 2 * 4;
